@@ -1,0 +1,33 @@
+# make demo   train, register, explain and look at a small model     make test       the default test suite
+# make check  ruff and mypy                                         make test-slow  the long tests
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup demo test test-slow check clean
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,onnx,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/auditor demo --dir demo
+
+test: setup
+	$(BIN)/python -m pytest -q -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -q -m slow
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf .types && mkdir -p .types/auditor && ln -s $(CURDIR)/auditor/* .types/auditor/
+	for part in kernels plugins service; do if [ -d $$part ]; then ln -s $(CURDIR)/$$part .types/auditor/$$part; fi; done
+	cd .types && ../$(BIN)/mypy --config-file ../pyproject.toml -p auditor
+
+clean:
+	rm -rf .venv .types demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

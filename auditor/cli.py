@@ -1,0 +1,5 @@
+"""The `auditor` command."""
+
+
+def main() -> None:
+    """Run the command line."""

@@ -1,0 +1,55 @@
+"""Every error a user can cause, as one tree.
+
+    AuditError                      base: one sentence: where, what was wanted, what came, what to do
+    ├── ModelError                  a model, version or alias that is not there or cannot be loaded
+    │   └── LayerError              a layer that is not there, did not fire, or cannot be explained
+    ├── DataError                   a data source that is not there, is empty, or does not fit the model
+    ├── ShapeError                  a tensor of the wrong shape, rank or channel count
+    ├── OptionError                 an option or configuration value that is out of range or unknown
+    ├── NumericsError               NaN, infinite or negative values where the method has no meaning
+    ├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
+    │   └── TamperError             an artifact whose bytes or subject are not what was attached
+    └── RegistryError               the MLflow server is out of reach, or refused what was asked
+"""
+
+from __future__ import annotations
+
+
+class AuditError(Exception):
+    """Base of every error that bad input causes; the command line prints it as one line and exits with 2."""
+
+
+class ModelError(AuditError):
+    """A model, version or alias that is not there or cannot be loaded."""
+
+
+class LayerError(ModelError, ValueError):
+    """A layer that is not there, did not fire, or cannot be explained."""
+
+
+class DataError(AuditError, ValueError):
+    """A data source that is not there, is empty, or does not fit the model."""
+
+
+class ShapeError(AuditError, ValueError):
+    """A tensor of the wrong shape, rank or channel count."""
+
+
+class OptionError(AuditError, ValueError):
+    """An option or configuration value that is out of range or unknown."""
+
+
+class NumericsError(AuditError, ArithmeticError):
+    """NaN, infinite or negative values where the method has no meaning."""
+
+
+class ArtifactError(AuditError):
+    """An artifact folder that is unfinished, too new, or of unknown kind."""
+
+
+class TamperError(ArtifactError):
+    """An artifact whose bytes or subject are not what was attached."""
+
+
+class RegistryError(AuditError):
+    """The MLflow server is out of reach, or refused what was asked."""
