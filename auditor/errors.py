@@ -1,15 +1,15 @@
 """Every error a user can cause, as one tree.
 
-    AuditError                      base: one sentence: where, what was wanted, what came, what to do
-    ├── ModelError                  a model, version or alias that is not there or cannot be loaded
-    │   └── LayerError              a layer that is not there, did not fire, or cannot be explained
-    ├── DataError                   a data source that is not there, is empty, or does not fit the model
-    ├── ShapeError                  a tensor of the wrong shape, rank or channel count
-    ├── OptionError                 an option or configuration value that is out of range or unknown
-    ├── NumericsError               NaN, infinite or negative values where the method has no meaning
-    ├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
-    │   └── TamperError             an artifact whose bytes or subject are not what was attached
-    └── RegistryError               the MLflow server is out of reach, or refused what was asked
+AuditError                      base: one sentence: where, what was wanted, what came, what to do
+├── ModelError                  a model, version or alias that is not there or cannot be loaded
+│   └── LayerError              a layer that is not there, did not fire, or cannot be explained
+├── DataError                   a data source that is not there, is empty, or does not fit the model
+├── ShapeError                  a tensor of the wrong shape, rank or channel count
+├── OptionError                 an option or configuration value that is out of range or unknown
+├── NumericsError               NaN, infinite or negative values where the method has no meaning
+├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
+│   └── TamperError             an artifact whose bytes or subject are not what was attached
+└── RegistryError               the MLflow server is out of reach, or refused what was asked
 """
 
 from __future__ import annotations
