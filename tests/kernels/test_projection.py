@@ -1,0 +1,74 @@
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+
+from auditor.kernels.projection import project
+
+
+def scipy_projection(X, W, l2=0.0):
+    A = np.vstack([W.double().numpy(), np.sqrt(l2) * np.eye(W.shape[1])])
+    targets = np.vstack([X.double().numpy(), np.zeros((W.shape[1], X.shape[1]))])
+    return np.stack([nnls(A, targets[:, p])[0] for p in range(X.shape[1])], axis=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("l2", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("channels", "rank", "positions"), [(13, 1, 17), (13, 5, 1), (40, 10, 300), (64, 32, 49), (9, 9, 30)]
+)
+def test_equals_scipy(channels, rank, positions, l2, signed, dtype):
+    g = torch.Generator().manual_seed(rank)
+    W = torch.rand(channels, rank, generator=g, dtype=dtype) - (0.5 if signed else 0)
+    X = torch.rand(channels, positions, generator=g, dtype=dtype) - (0.4 if signed else 0)
+    got, want = project(X, W, l2=l2), scipy_projection(X, W, l2)
+    assert got.dtype == dtype
+    assert got.min() >= 0
+    np.testing.assert_allclose(got.numpy(), want, rtol=0, atol=1e-5 * want.max())
+
+
+def test_near_copies_in_the_basis_do_not_hurt():
+    g = torch.Generator().manual_seed(1)
+    W = torch.rand(30, 6, generator=g)
+    W[:, 1] = W[:, 0] + 1e-3 * torch.rand(30, generator=g)
+    X = torch.rand(30, 80, generator=g)
+    want = scipy_projection(X, W)
+    np.testing.assert_allclose(project(X, W).numpy(), want, rtol=0, atol=1e-5 * want.max())
+
+
+def test_dependent_columns_reach_the_same_residual():
+    g = torch.Generator().manual_seed(2)
+    W = torch.rand(12, 5, generator=g, dtype=torch.float64)
+    W[:, 3] = W[:, 1]
+    W[:, 4] = 0
+    X = torch.rand(12, 40, generator=g, dtype=torch.float64)
+    S = project(X, W)
+    misfit = ((X - W @ S) ** 2).sum(0).numpy()
+    want = ((X.numpy() - W.numpy() @ scipy_projection(X, W)) ** 2).sum(0)
+    np.testing.assert_allclose(misfit, want, rtol=1e-8)
+    assert S[4].abs().max() == 0
+
+
+def test_batch_equals_its_positions_one_by_one_and_none_is_fine():
+    g = torch.Generator().manual_seed(3)
+    X, W = torch.rand(20, 700, generator=g), torch.rand(20, 7, generator=g)
+    whole = project(X, W)
+    alone = torch.cat([project(X[:, p : p + 1], W) for p in range(0, 700, 100)], dim=1)
+    torch.testing.assert_close(whole[:, ::100], alone, rtol=1e-6, atol=1e-6)
+    assert project(X[:, :0], W).shape == (7, 0)
+    assert project(torch.zeros(20, 3), W).abs().max() == 0
+    assert project(X, torch.zeros(20, 7)).abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("X", "W", "l2", "sentence"),
+    [
+        (torch.ones(3, 2), torch.ones(4, 2), 0.0, "got \\(3, 2\\) and \\(4, 2\\)"),
+        (torch.full((3, 2), torch.nan), torch.ones(3, 2), 0.0, "must be finite"),
+        (torch.ones(3, 2), torch.ones(3, 2), -1.0, "l2 must not be negative"),
+    ],
+)
+def test_bad_input_gets_one_sentence(X, W, l2, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        project(X, W, l2=l2)
