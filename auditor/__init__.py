@@ -1,1 +1,37 @@
-"""Make a registered image model explain itself, measure the explanations, and gate releases on them."""
+"""Make a registered image model explain itself, measure the explanations, and gate releases on them.
+
+Names are loaded when first used, so that ``import auditor`` and ``auditor --help`` stay fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from auditor.data import Data, open_data
+    from auditor.errors import AuditError
+    from auditor.explainer import Explainer, fit
+    from auditor.explanation import Concept, Explanation
+    from auditor.nmf import NmfExplainer
+    from auditor.subject import Subject
+
+_HOME = {
+    "AuditError": "errors",
+    "Concept": "explanation",
+    "Data": "data",
+    "Explainer": "explainer",
+    "Explanation": "explanation",
+    "NmfExplainer": "nmf",
+    "Subject": "subject",
+    "fit": "explainer",
+    "open_data": "data",
+}
+
+__all__ = ["AuditError", "Concept", "Data", "Explainer", "Explanation", "NmfExplainer", "Subject", "fit", "open_data"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"auditor.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'auditor' has no attribute {name!r}")

@@ -1,0 +1,104 @@
+"""What one explainer says of one image: a few concepts whose contributions add up to the logit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScore:
+    """A class with its index, name, probability and logit."""
+
+    index: int
+    label: str
+    probability: float
+    logit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Concept:
+    """One concept behind a decision. ``heatmap`` is a small float grid, as fine as the layer; None where there is none.
+
+    ``contribution`` is signed: how much the concept adds to (or takes from) the target's value; None for kinds that
+    give relevance only.
+    """
+
+    index: int
+    label: str
+    activation: float
+    contribution: float | None
+    heatmap: Tensor | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What one explainer says of one image: ``bias + sum(contributions) + residual == target_value``.
+
+    ``target_value`` is the model's own target logit (for a tree: the tree's value for the class). ``extra`` holds what
+    a kind has beyond that, ready for JSON.
+    """
+
+    kind: str
+    prediction: ClassScore
+    target: ClassScore
+    target_value: float
+    concepts: tuple[Concept, ...]
+    bias: float | None = None
+    residual: float | None = None
+    name: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def gap(self) -> float:
+        """Return ``|bias + sum(contributions) + residual - target_value| / max(1, |target_value|)``."""
+        if self.bias is None or self.residual is None:
+            raise ValueError(f"an explanation of kind {self.kind!r} gives no contributions")
+        total = self.bias + self.residual + sum(c.contribution or 0.0 for c in self.concepts)
+        return abs(total - self.target_value) / max(1.0, abs(self.target_value))
+
+    def ranked(self) -> list[Concept]:
+        """Return the concepts, the strongest contribution of either sign first."""
+        return sorted(self.concepts, key=lambda c: -abs(c.contribution if c.contribution is not None else c.activation))
+
+    def to_json(self, heatmaps: bool = True) -> dict[str, Any]:
+        """Return plain Python for JSON, heatmaps as nested lists of floats."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "target_value": self.target_value,
+            "bias": self.bias,
+            "residual": self.residual,
+            "concepts": [
+                {
+                    "index": c.index,
+                    "label": c.label,
+                    "activation": c.activation,
+                    "contribution": c.contribution,
+                    "heatmap": np.round(c.heatmap.numpy(force=True).astype(float), 6).tolist()
+                    if heatmaps and c.heatmap is not None
+                    else None,
+                    **({"note": c.note} if c.note else {}),
+                }
+                for c in self.concepts
+            ],
+            **({"extra": self.extra} if self.extra else {}),
+        }
+
+
+def class_scores(
+    logits: Tensor, names: tuple[str, ...], targets: list[int]
+) -> tuple[list[ClassScore], list[ClassScore]]:
+    """Return prediction and target of every row of ``logits`` (batch, classes)."""
+    probabilities = torch.softmax(logits.double(), dim=1)
+
+    def score(row: int, index: int) -> ClassScore:
+        return ClassScore(index, names[index], float(probabilities[row, index]), float(logits[row, index]))
+
+    best = logits.argmax(1).tolist()
+    rows = range(len(best))
+    return [score(i, best[i]) for i in rows], [score(i, targets[i]) for i in rows]

@@ -1,0 +1,96 @@
+"""Gallery: the images that show a concept best, as small crops around where it is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from auditor.data import Batch
+
+CROP = 48  # pixels of a stored crop's side
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One image of a concept: its name, label, score, where the crop was taken (share of height and width) and it."""
+
+    id: str
+    label: int
+    score: float
+    box: tuple[float, float, float, float]  # top, left, bottom, right
+    crop: Tensor  # uint8 (channels, CROP, CROP)
+
+
+class Gallery:
+    """The top images of each concept, kept while batches stream by."""
+
+    def __init__(self, n_concepts: int, n_top: int, grid: tuple[int, int]) -> None:
+        self.n_top, self.grid = n_top, grid
+        self.shots: list[list[Shot]] = [[] for _ in range(n_concepts)]
+
+    def offer(self, batch: Batch, scores: Tensor) -> None:
+        """Look at a batch with scores (batch, concepts, positions) and keep what beats the present top."""
+        peak, where = scores.max(-1)  # (batch, concepts)
+        for k, kept in enumerate(self.shots):
+            floor = kept[-1].score if len(kept) == self.n_top else 0.0
+            order = peak[:, k].argsort(descending=True, stable=True)[: self.n_top]
+            for i in order.tolist():
+                score = float(peak[i, k])
+                if score <= floor:
+                    break
+                box = self._box(int(where[i, k]))
+                crop = _cut(batch.images[i], box)
+                kept.append(Shot(batch.ids[i], int(batch.labels[i]), score, box, crop))
+            kept.sort(key=lambda shot: -shot.score)  # stable: earlier images win ties
+            del kept[self.n_top :]
+
+    def reordered(self, order: list[int]) -> Gallery:
+        """Return the gallery with its concepts in another order."""
+        out = Gallery(len(order), self.n_top, self.grid)
+        out.shots = [self.shots[k] for k in order]
+        return out
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all crops in one tensor."""
+        crops = [shot.crop for kept in self.shots for shot in kept]
+        return {"crops": torch.stack(crops)} if crops else {"crops": torch.zeros(0, 1, CROP, CROP, dtype=torch.uint8)}
+
+    def captions(self) -> dict[str, Any]:
+        """Return all that is not pixels, ready for JSON."""
+        rows = [
+            [{"id": s.id, "label": s.label, "score": s.score, "box": list(s.box)} for s in kept] for kept in self.shots
+        ]
+        return {"n_top": self.n_top, "grid": list(self.grid), "shots": rows}
+
+    @classmethod
+    def restore(cls, tensors: dict[str, Tensor], captions: dict[str, Any]) -> Gallery:
+        """Put a stored gallery together again."""
+        rows: list[list[dict[str, Any]]] = captions["shots"]
+        out = cls(len(rows), int(captions["n_top"]), (captions["grid"][0], captions["grid"][1]))
+        crops = iter(tensors["crops"])
+        out.shots = [
+            [Shot(r["id"], r["label"], r["score"], tuple(r["box"]), next(crops)) for r in kept] for kept in rows
+        ]
+        return out
+
+    def _box(self, position: int) -> tuple[float, float, float, float]:
+        """Return a window of half the image around a cell, moved inside the image."""
+        h, w = self.grid
+        if h * w == 1:
+            return (0.0, 0.0, 1.0, 1.0)
+        y, x = (position // w + 0.5) / h, (position % w + 0.5) / w
+        top, left = min(max(y - 0.25, 0.0), 0.5), min(max(x - 0.25, 0.0), 0.5)
+        return (top, left, top + 0.5, left + 0.5)
+
+
+def _cut(image: Tensor, box: tuple[float, float, float, float]) -> Tensor:
+    _, h, w = image.shape
+    top, left = int(box[0] * h), int(box[1] * w)
+    bottom, right = max(top + 1, round(box[2] * h)), max(left + 1, round(box[3] * w))
+    piece = image[None, :, top:bottom, left:right]
+    mode = "nearest" if min(piece.shape[2:]) < CROP // 2 else "bilinear"
+    sized = torch.nn.functional.interpolate(piece, size=(CROP, CROP), mode=mode)
+    return (sized[0] * 255).round().clamp(0, 255).to(torch.uint8)
