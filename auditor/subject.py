@@ -131,7 +131,7 @@ class Subject:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of pixels ``x``, (batch, classes). Differentiable where gradients are enabled."""
-        with self._at_rest():
+        with self.at_rest():
             return self._run(x)
 
     def activations(self, x: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
@@ -149,7 +149,7 @@ class Subject:
 
             return hook
 
-        with self._at_rest():
+        with self.at_rest():
             handles = [self._get(name).register_forward_hook(keep(name)) for name in names]
             try:
                 chunks = [x] if self._max_batch is None else list(torch.split(x, self._max_batch))
@@ -172,7 +172,7 @@ class Subject:
         Every path from image to logits must pass through the layer; `layers` says for which that holds.
         """
         module = self._get(layer)
-        with self._at_rest():
+        with self.at_rest():
             if self._max_batch is not None:
                 return torch.cat(
                     [self._replaced(module, part, part.shape[0]) for part in torch.split(z, self._max_batch)]
@@ -231,7 +231,7 @@ class Subject:
     # inside
 
     @contextmanager
-    def _at_rest(self) -> Iterator[None]:
+    def at_rest(self) -> Iterator[None]:
         """Hold the module in evaluation mode with frozen weights, and put everything back afterwards."""
         with self._lock:
             if self._depth:
@@ -311,7 +311,7 @@ class Subject:
             raise LayerError(f"the model has no layer {name!r}.") from None
 
     def _find_max_batch(self) -> int | None:
-        with self._at_rest(), torch.no_grad():
+        with self.at_rest(), torch.no_grad():
             try:
                 self.module(self.normalise(self._blank(2)))
                 return None
@@ -326,7 +326,7 @@ class Subject:
                 return 1  # exported with an example of batch 1: its batch is frozen
 
     def _count_classes(self) -> int:
-        with self._at_rest(), torch.no_grad():
+        with self.at_rest(), torch.no_grad():
             return int(self._forward(self._blank(1)).shape[1])
 
     def _probe(self) -> list[Layer]:
@@ -343,7 +343,7 @@ class Subject:
 
             return hook
 
-        with self._at_rest(), torch.no_grad():
+        with self.at_rest(), torch.no_grad():
             handles = [m.register_forward_hook(keep(k)) for k, m in self.module.named_modules() if k]
             try:
                 logits = self._forward(x)

@@ -1,1 +1,29 @@
-"""Everything that knows MLflow."""
+"""Everything that knows MLflow. Names load when first used: importing mlflow with this plugin installed stays light."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from auditor.plugins.models import describe, load_subject, log_subject
+    from auditor.plugins.registry import attach, detach, list_attached, load, verify
+
+_HOME = {
+    "attach": "registry",
+    "describe": "models",
+    "detach": "registry",
+    "list_attached": "registry",
+    "load": "registry",
+    "load_subject": "models",
+    "log_subject": "models",
+    "verify": "registry",
+}
+
+__all__ = ["attach", "describe", "detach", "list_attached", "load", "load_subject", "log_subject", "verify"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"auditor.plugins.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'auditor.plugins' has no attribute {name!r}")

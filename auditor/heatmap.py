@@ -1,0 +1,52 @@
+"""Heatmaps as pictures: a layer's coarse grid upsampled and laid over the image, red for, blue against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+RED, BLUE = (214, 39, 40), (31, 90, 200)
+Array = np.ndarray[Any, Any]
+
+
+def upsample(heatmap: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return a grid (h, w) as (height, width) by bilinear interpolation, non-negative values staying so.
+
+    >>> upsample(torch.eye(2), (4, 4)).shape
+    torch.Size([4, 4])
+    """
+    grid = heatmap[None, None].float()
+    return torch.nn.functional.interpolate(grid, size=size, mode="bilinear", align_corners=False)[0, 0]
+
+
+def to_rgb(image: Tensor) -> Array:
+    """Return pixels (channels, height, width) in [0, 1] as uint8 (height, width, 3)."""
+    array = (image.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+    if array.shape[0] == 1:
+        array = np.repeat(array, 3, axis=0)
+    if array.shape[0] != 3:
+        array = np.repeat(array.mean(0, keepdims=True).astype(np.uint8), 3, axis=0)
+    return np.ascontiguousarray(array.transpose(1, 2, 0))
+
+
+def overlay(
+    image: Tensor, heatmap: Tensor, *, positive: bool = True, top: float | None = None, side: int | None = None
+) -> Image.Image:
+    """Lay a heatmap over an image: full colour at ``top`` (default: the map's own maximum), nothing at zero."""
+    rgb = to_rgb(image)
+    height, width = rgb.shape[:2]
+    if side is not None:
+        scale = side / max(height, width)
+        height, width = max(1, round(height * scale)), max(1, round(width * scale))
+        rule = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BILINEAR
+        rgb = np.asarray(Image.fromarray(rgb).resize((width, height), rule))
+    heat = upsample(heatmap.detach().cpu().clamp_min(0), (height, width)).numpy()
+    peak = float(heatmap.max()) if top is None else top
+    alpha = np.clip(heat / peak, 0, 1)[..., None] * 0.75 if peak > 0 else np.zeros((height, width, 1))
+    grey = rgb.astype(np.float32) * 0.6 + 60.0  # dimmed, so that colour is seen on black and on white
+    colour = np.array(RED if positive else BLUE, dtype=np.float32)
+    return Image.fromarray((grey * (1 - alpha) + colour * alpha).clip(0, 255).astype(np.uint8))

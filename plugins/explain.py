@@ -1,0 +1,68 @@
+"""Explain one image file by everything attached to a version: what ``auditor explain`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from auditor.errors import ModelError
+from auditor.plugins.models import load_subject
+from auditor.plugins.registry import load
+from auditor.plugins.registry import names as attached_names
+
+
+def explain_image(
+    uri: str,
+    image: Path,
+    *,
+    names: Sequence[str] = (),
+    target: str | None = None,
+    samples: int = 8,
+    seed: int = 0,
+    out: Path | None = None,
+    allow_pickle: bool | None = None,
+) -> dict[str, Any]:
+    """Return the answer of DESIGN.md's ``explain``; with ``out`` also write heatmaps and a contact sheet as PNG."""
+    import torch
+
+    from auditor.explanation import class_scores
+    from auditor.pixels import read_image
+    from auditor.stability import stability
+
+    known = attached_names(uri)
+    if not known:
+        raise ModelError(f"nothing is attached to {uri}; fit something first: auditor fit nmf {uri} --data DATA.")
+    subject = load_subject(uri, allow_pickle=allow_pickle)
+    x = torch.from_numpy(read_image(image, subject.preprocessing))[None]
+    if target is not None:
+        subject.class_index(target)
+    explainers = [load(uri, name, subject=subject) for name in names or known]
+    explanations = [explainer.explain(subject, x, target)[0] for explainer in explainers]
+    with torch.no_grad():
+        logits = subject.logits(x)
+    index = subject.class_index(target) if target is not None else int(logits.argmax())
+    (prediction,), (wanted,) = class_scores(logits, subject.class_names, [index])
+    layer = next((e.layer_ for e in explainers if e.layer_), None) or subject.default_layer()
+    if out is not None:
+        _draw(x, explanations, out)
+    return {
+        "prediction": {"index": prediction.index, "label": prediction.label, "probability": prediction.probability},
+        "target": {"index": wanted.index, "label": wanted.label, "logit": wanted.logit},
+        "explanations": [e.to_json() for e in explanations],
+        "stability": stability(subject, x[0], layer, index, samples=samples, seed=seed).to_json(),
+        "model": {"name": subject.name, "version": subject.version, "digest": subject.digest},
+    }
+
+
+def _draw(x: Any, explanations: Sequence[Any], out: Path) -> None:
+    from auditor.heatmap import overlay
+    from auditor.sheet import contact_sheet
+
+    out.mkdir(parents=True, exist_ok=True)
+    for e in explanations:
+        for c in e.concepts:
+            if c.heatmap is not None:
+                picture = overlay(x[0], c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=256)
+                picture.save(out / f"{e.name}-{c.index:02d}.png")
+        contact_sheet(x, [e], out / f"{e.name}.png", n_concepts=6)

@@ -1,0 +1,209 @@
+"""Place: where a model URI leads to: a version in the registry and the artifact folder behind it.
+
+A version's source may be a logged model, another version (a copy; the chain is followed), or a plain artifact folder
+(registered from an old run). Everything else in this package asks here and never looks at sources itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from auditor.errors import AuditError, ModelError, RegistryError
+
+CONNECT_TIMEOUT_S = 5.0
+MAX_CHAIN = 32
+URI = re.compile(r"^models:/(?P<name>[^@]+?)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A resolved model URI."""
+
+    uri: str
+    name: str  # registered name, or "" for a model that is not registered
+    version: str
+    root: str  # artifact URI of the folder that holds MLmodel
+    model_id: str | None  # the logged model, when there is one
+    experiment_id: str
+    tags: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """Return how messages name it."""
+        return f"models:/{self.name}/{self.version}" if self.name else self.uri
+
+    def repository(self) -> Any:
+        """Return MLflow's artifact repository for the root."""
+        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+        return get_artifact_repository(self.root)
+
+
+def resolve(uri: str, *, registered: bool = False) -> Place:
+    """Return the place a model URI leads to; with ``registered`` only a version of a registered model will do."""
+    check_server()
+    with mlflow_errors(f"model {uri}"):
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        if uri.startswith("models:/m-") and "/" not in uri.removeprefix("models:/"):
+            place = _logged(client, uri, uri.removeprefix("models:/"))
+        elif uri.startswith("models:/"):
+            return _version(client, uri)
+        elif uri.startswith("runs:/"):
+            place = _from_run(client, uri)
+        elif "://" in uri or Path(uri).is_dir():
+            place = Place(uri, "", "", uri, None, "0", {})
+        else:
+            raise ModelError(
+                f"model {uri}: not an MLflow model URI; give models:/name/3, models:/name@alias or runs:/RUN_ID/path."
+            )
+    if registered:
+        raise ModelError(
+            f"model {uri}: explainers are attached to a version of a registered model; give models:/name/3 or "
+            "models:/name@alias (register it with mlflow.register_model)."
+        )
+    return place
+
+
+def check_server() -> None:
+    """Fail within seconds, and with the address, when the tracking or registry server is out of reach."""
+    import mlflow
+
+    for uri in {mlflow.get_tracking_uri(), mlflow.get_registry_uri()}:
+        parts = urlsplit(uri)
+        if parts.scheme in ("http", "https"):
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            try:
+                socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
+            except OSError as error:
+                raise RegistryError(
+                    f"no MLflow server answers at {uri} within {CONNECT_TIMEOUT_S:g} s ({error}); start it, or set "
+                    "MLFLOW_TRACKING_URI to the right address."
+                ) from None
+        elif parts.scheme == "sqlite":
+            path = Path(uri.split("///", 1)[-1]) if "///" in uri else None
+            if path is not None and str(path) and not path.exists():
+                raise RegistryError(
+                    f"there is no MLflow database at {path}; set MLFLOW_TRACKING_URI to your server or database "
+                    "(auditor demo makes one to try)."
+                )
+
+
+@contextmanager
+def mlflow_errors(where: str) -> Iterator[None]:
+    """Turn MLflow's errors into ours: one sentence, no data dump, no minute of retries."""
+    import requests
+    from mlflow.exceptions import MlflowException
+
+    _impatient()
+    try:
+        yield
+    except AuditError:
+        raise
+    except MlflowException as error:
+        text = " ".join(str(error).split())[:240]
+        if "Max retries exceeded" in text or "failed with exception" in text or "Connection" in text:
+            raise RegistryError(
+                f"{where}: the MLflow server did not answer ({text[:160]}); check its address."
+            ) from error
+        raise ModelError(f"{where}: MLflow says: {text}") from error
+    except (requests.RequestException, ConnectionError) as error:
+        raise RegistryError(f"{where}: the MLflow server did not answer ({str(error)[:160]}).") from error
+
+
+def _impatient() -> None:
+    """Do not retry for minutes; what the user has set stands."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+
+
+def _version(client: Any, uri: str) -> Place:
+    from mlflow.exceptions import MlflowException
+
+    parts = URI.match(uri)
+    if parts is None:
+        raise ModelError(f"model {uri}: want models:/name/3, models:/name@alias or models:/name/latest.")
+    name, version, alias = parts["name"], parts["version"], parts["alias"]
+    try:
+        registered = client.get_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        known = ", ".join(sorted(m.name for m in client.search_registered_models(max_results=20))[:8]) or "none"
+        raise ModelError(f"model {uri}: no registered model is called {name!r}; there are: {known}.") from None
+    try:
+        if alias is not None:
+            found = client.get_model_version_by_alias(name, alias)
+        elif version == "latest":
+            versions = client.search_model_versions(f"name='{name}'")
+            if not versions:
+                raise ModelError(f"model {uri}: {name!r} has no version yet.")
+            found = max(versions, key=lambda v: int(v.version))
+        else:
+            found = client.get_model_version(name, version)
+    except MlflowException:
+        if alias is not None:
+            known = ", ".join(sorted(registered.aliases)) or "none"
+            raise ModelError(f"model {uri}: {name!r} has no alias {alias!r}; its aliases are: {known}.") from None
+        numbers = sorted(int(v.version) for v in client.search_model_versions(f"name='{name}'"))
+        known = ", ".join(map(str, numbers[-8:])) or "none"
+        raise ModelError(f"model {uri}: {name!r} has no version {version!r}; there are: {known}.") from None
+    root, model_id, experiment = _follow(client, found)
+    return Place(uri, name, str(found.version), root, model_id, experiment, dict(found.tags))
+
+
+def _follow(client: Any, version: Any) -> tuple[str, str | None, str]:
+    """Return root, logged model and experiment of a version, following copies to their origin."""
+    for _ in range(MAX_CHAIN):
+        source = str(version.source)
+        if not source.startswith("models:/"):
+            experiment = client.get_run(version.run_id).info.experiment_id if version.run_id else "0"
+            root = source
+            if source.startswith("runs:/"):
+                from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
+
+                root = RunsArtifactRepository.get_underlying_uri(source)
+            return root, None, experiment
+        rest = source.removeprefix("models:/")
+        if "/" not in rest and "@" not in rest:
+            logged = client.get_logged_model(rest)
+            return logged.artifact_location, rest, logged.experiment_id
+        name, _, number = rest.rpartition("/")
+        version = client.get_model_version(name, number)
+    raise ModelError(f"model {version.name}/{version.version}: its chain of copies is longer than {MAX_CHAIN}.")
+
+
+def _logged(client: Any, uri: str, model_id: str) -> Place:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        logged = client.get_logged_model(model_id)
+    except MlflowException:
+        raise ModelError(f"model {uri}: there is no logged model {model_id!r}.") from None
+    return Place(uri, "", "", logged.artifact_location, model_id, logged.experiment_id, {})
+
+
+def _from_run(client: Any, uri: str) -> Place:
+    from mlflow.exceptions import MlflowException
+    from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
+
+    run_id, _, path = uri.removeprefix("runs:/").partition("/")
+    try:
+        run = client.get_run(run_id)
+    except MlflowException:
+        raise ModelError(f"model {uri}: there is no run {run_id!r}.") from None
+    for output in run.outputs.model_outputs if run.outputs else []:
+        logged = client.get_logged_model(output.model_id)
+        if logged.name == path:
+            return Place(uri, "", "", logged.artifact_location, output.model_id, logged.experiment_id, {})
+    return Place(uri, "", "", RunsArtifactRepository.get_underlying_uri(uri), None, run.info.experiment_id, {})
