@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditError, LayerError, ModelError, OptionError, ShapeError
-from auditor.layers import Layer, Layout, layout_of, suggest
+from auditor.layers import Layer, Layout, suggest
 from auditor.pixels import Preprocessing, as_pixels
+from auditor.probe import probe
 
 
 class Subject:
@@ -58,11 +58,11 @@ class Subject:
         self._digest: str | None = None
         self._layers: list[Layer] | None = None
         self._one_is_enough: dict[str, bool] = {}
-        self._max_batch: int | None = None  # 1 when the exported graph has its batch frozen
+        self.max_batch: int | None = None  # 1 when the exported graph has its batch frozen
         parameter = next(iter(module.parameters()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
         self.dtype = parameter.dtype if parameter is not None and parameter.is_floating_point() else torch.float32
-        self._max_batch = self._find_max_batch()
+        self.max_batch = self._find_max_batch()
         n_classes = self._count_classes()
         if class_names is not None and len(class_names) != n_classes:
             raise OptionError(
@@ -152,8 +152,8 @@ class Subject:
         with self.at_rest():
             handles = [self._get(name).register_forward_hook(keep(name)) for name in names]
             try:
-                chunks = [x] if self._max_batch is None else list(torch.split(x, self._max_batch))
-                out = torch.cat([self._forward(chunk) for chunk in chunks])
+                chunks = [x] if self.max_batch is None else list(torch.split(x, self.max_batch))
+                out = torch.cat([self.forward(chunk) for chunk in chunks])
             finally:
                 for handle in handles:
                     handle.remove()
@@ -173,9 +173,9 @@ class Subject:
         """
         module = self._get(layer)
         with self.at_rest():
-            if self._max_batch is not None:
+            if self.max_batch is not None:
                 return torch.cat(
-                    [self._replaced(module, part, part.shape[0]) for part in torch.split(z, self._max_batch)]
+                    [self._replaced(module, part, part.shape[0]) for part in torch.split(z, self.max_batch)]
                 )
             n = z.shape[0]
             if n > 1 and layer not in self._one_is_enough:
@@ -187,7 +187,7 @@ class Subject:
     def layers(self) -> list[Layer]:
         """Return every named layer in the order in which they finish, and whether it can be explained."""
         if self._layers is None:
-            self._layers = self._probe()
+            self._layers = probe(self)
         return self._layers
 
     def default_layer(self) -> str:
@@ -257,7 +257,8 @@ class Subject:
                 for p in tracked:
                     p.requires_grad_(True)
 
-    def _forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        """Run one batch as it is; `logits` also checks it and splits it for graphs with a frozen batch."""
         out = _one_tensor(self.module(self.normalise(x)), "the model", ModelError)
         if out.ndim == 1:
             out = out[:, None]
@@ -274,11 +275,12 @@ class Subject:
                 f"images must be (batch, {', '.join(map(str, self.input_shape))}) like the model's input, "
                 f"got {tuple(x.shape)}; resize or convert them."
             )
-        if self._max_batch is None:
-            return self._forward(x)
-        return torch.cat([self._forward(part) for part in torch.split(x, self._max_batch)])
+        if self.max_batch is None:
+            return self.forward(x)
+        return torch.cat([self.forward(part) for part in torch.split(x, self.max_batch)])
 
-    def _blank(self, n: int) -> Tensor:
+    def blank(self, n: int) -> Tensor:
+        """Return ``n`` grey images."""
         return torch.full((n, *self.input_shape), 0.5, device=self.device, dtype=self.dtype)
 
     def _replaced(self, module: nn.Module, z: Tensor, n_images: int) -> Tensor:
@@ -287,7 +289,7 @@ class Subject:
 
         handle = module.register_forward_hook(swap)
         try:
-            return self._forward(self._blank(n_images))
+            return self.forward(self.blank(n_images))
         finally:
             handle.remove()
 
@@ -313,11 +315,11 @@ class Subject:
     def _find_max_batch(self) -> int | None:
         with self.at_rest(), torch.no_grad():
             try:
-                self.module(self.normalise(self._blank(2)))
+                self.module(self.normalise(self.blank(2)))
                 return None
             except Exception as two:
                 try:
-                    self.module(self.normalise(self._blank(1)))
+                    self.module(self.normalise(self.blank(1)))
                 except Exception as one:
                     raise ModelError(
                         f"the model does not run on images of shape {self.input_shape}: {_first_line(one)}; "
@@ -327,101 +329,7 @@ class Subject:
 
     def _count_classes(self) -> int:
         with self.at_rest(), torch.no_grad():
-            return int(self._forward(self._blank(1)).shape[1])
-
-    def _probe(self) -> list[Layer]:
-        """Run three images through and look at each module: calls, shape, sign, and whether it alone decides."""
-        n = 3 if self._max_batch is None else 1
-        rng = np.random.default_rng(0)
-        x = torch.from_numpy(rng.random((n, *self.input_shape), dtype=np.float32))
-        other = torch.from_numpy(rng.random((n, *self.input_shape), dtype=np.float32))
-        outputs: dict[str, list[Any]] = {}
-
-        def keep(name: str) -> Any:
-            def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-                outputs.setdefault(name, []).append(output.detach().clone() if isinstance(output, Tensor) else output)
-
-            return hook
-
-        with self.at_rest(), torch.no_grad():
-            handles = [m.register_forward_hook(keep(k)) for k, m in self.module.named_modules() if k]
-            try:
-                logits = self._forward(x)
-            finally:
-                for handle in handles:
-                    handle.remove()
-            found: list[Layer] = []
-            names: dict[str, str] = {}
-            verdicts: dict[str, str] = {}
-            for name, seen in outputs.items():
-                found.append(self._judge(name, seen, x, other, logits, names, verdicts))
-        return found
-
-    def _judge(
-        self,
-        name: str,
-        seen: list[Any],
-        x: Tensor,
-        other: Tensor,
-        logits: Tensor,
-        names: dict[str, str],
-        verdicts: dict[str, str],
-    ) -> Layer:
-        module = self.module.get_submodule(name)
-        kind, n = _type_name(module), x.shape[0]
-        z = seen[0]
-        if not isinstance(z, Tensor):
-            return Layer(name, kind, (), None, False, False, "its output is not one tensor")
-        shape = tuple(int(k) for k in z.shape[1:])
-
-        def refuse(reason: str, layout: Layout | None = None) -> Layer:
-            return Layer(name, kind, shape, layout, bool((z >= 0).all()), False, reason)
-
-        if len(seen) > 1:
-            return refuse(f"it is called {len(seen)} times in one pass")
-        if z.ndim < 2 or z.shape[0] != n or z.ndim > 4 or not z.is_floating_point():
-            return refuse(f"its output {tuple(z.shape)} is not (batch, …) with one to three dimensions per image")
-        layout = layout_of(shape, self.input_shape[1:])
-        mark = f"{shape}{hashlib.sha1(z.contiguous().numpy(force=True).tobytes()).hexdigest()}"
-        outer = names.get(mark, "")
-        if outer == "" or name.count(".") < outer.count("."):
-            names[mark] = name
-        if mark in verdicts:  # another name for an output already judged
-            reason = verdicts[mark]
-        else:
-            reason = verdicts[mark] = self._why_not(module, z, layout, other, logits)
-        if reason:
-            return refuse(reason, layout)
-        same = names[mark] if names[mark] != name else ""
-        return Layer(name, kind, shape, layout, bool((z >= 0).all()), True, "", same)
-
-    def _why_not(self, module: nn.Module, z: Tensor, layout: Layout, other: Tensor, logits: Tensor) -> str:
-        """Return why the layer cannot be explained, or nothing: it must decide the logits, alone."""
-
-        def swap(new: Tensor) -> Any:
-            return lambda _module, _args, _output: new
-
-        def with_output(new: Tensor, images: Tensor) -> Tensor:
-            handle = module.register_forward_hook(swap(new))
-            try:
-                return self._forward(images)
-            finally:
-                handle.remove()
-
-        try:
-            scale = float(logits.abs().max()) + 1e-6
-            if float((with_output(z, other) - logits).abs().max()) > 1e-4 * scale:
-                return "part of the image reaches the logits past it (a skip connection)"
-            moved = layout.to_positions(z)
-            spread = float(moved.std()) if moved.numel() > 1 else 1.0
-            new = layout.from_positions(moved + (spread or 1.0), z)
-            if float((with_output(new, other) - logits).abs().max()) <= 1e-6 * scale:
-                return "its positions do not reach the logits"
-        except AuditError:
-            raise
-        except Exception as error:  # foreign forward code that does not take a replaced output
-            return f"its output cannot be replaced ({_first_line(error)})"
-        return ""
+            return int(self.forward(self.blank(1)).shape[1])
 
 
 def _one_tensor(output: Any, where: str, error: type[AuditError]) -> Tensor:
@@ -435,13 +343,6 @@ def _one_tensor(output: Any, where: str, error: type[AuditError]) -> Tensor:
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         return output[0]
     raise error(f"{where} must put out one tensor, got {type(output).__name__}; take another layer or model.")
-
-
-def _type_name(module: nn.Module) -> str:
-    """Return the class name; an unflattened graph remembers the original class in its type_name."""
-    original = getattr(module, "type_name", None)
-    call = original() if callable(original) else original
-    return str(call).rsplit(".", 1)[-1] if call else type(module).__name__
 
 
 def _first_line(error: BaseException) -> str:
