@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -102,7 +103,10 @@ def read_artifact(folder: str | Path, *, digest: str | None = None, subject_dige
             f"artifact {folder.name}: it was fitted to a model with digest {str(manifest.get('subject_digest'))[:12]}, "
             f"this model has {subject_digest[:12]}; fit the explainer to this model."
         )
-    tensors = load_tensors(contents.pop(TENSORS))
+    try:
+        tensors = load_tensors(contents.pop(TENSORS))
+    except SafetensorError as error:
+        raise ArtifactError(f"{TENSORS} in artifact {folder.name} holds no safetensors ({error}).") from error
     return Artifact(manifest, tensors, contents, _sha(sealed))
 
 

@@ -31,7 +31,7 @@ from auditor.subject import Subject
 log = logging.getLogger(__name__)
 
 AUTO_RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-AUTO_GAIN = 0.05  # a next rank must lower the held-out error by this share to be worth its concepts
+AUTO_GAIN = 0.03  # a next rank must lower the held-out error by this share of the smallest rank's to be worth it
 
 
 class NmfConfig(ExplainerConfig):
@@ -206,7 +206,7 @@ class NmfExplainer(Explainer):
         ranks = sorted(errors)
         chosen = ranks[-1]
         for a, b in itertools.pairwise(ranks):
-            if errors[a] - errors[b] < AUTO_GAIN * errors[a]:
+            if errors[a] - errors[b] < AUTO_GAIN * errors[ranks[0]]:
                 chosen = a
                 break
         log.info("nmf: rank %d chosen by held-out error %s", chosen, {r: round(e, 4) for r, e in errors.items()})

@@ -154,7 +154,7 @@ def from_array(array: np.ndarray[Any, Any], pre: Preprocessing, where: str) -> n
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array, dtype=np.float32) / 255.0
     if array.dtype == np.bool_ or np.issubdtype(array.dtype, np.number):
-        out = np.ascontiguousarray(array, dtype=np.float32)
+        out = np.array(array, dtype=np.float32, order="C")  # a copy: streamed arrays are read-only
         low, high = (float(out.min()), float(out.max())) if out.size else (0.0, 0.0)
         if not (np.isfinite(low) and np.isfinite(high)):
             raise DataError(f"{where}: images hold NaN or infinite values; clean them first.")
@@ -189,9 +189,9 @@ def as_pixels(images: Any, pre: Preprocessing) -> Tensor:
     if isinstance(images, np.ndarray):
         batch = images[None] if images.ndim in (2, 3) and images.shape in _single_shapes(pre) else images
         return torch.from_numpy(from_array(batch, pre, "images"))
-    if isinstance(images, Sequence) and images and all(isinstance(x, Image.Image) for x in images):
+    if isinstance(images, (list, tuple)) and images and all(isinstance(x, Image.Image) for x in images):
         return torch.from_numpy(np.stack([from_pil(x, pre) for x in images]))
-    if isinstance(images, Sequence) and images:
+    if isinstance(images, (list, tuple)) and images:
         return torch.cat([as_pixels(x, pre) for x in images])
     raise DataError(f"images must be a tensor, an array, PIL images or a list of them, got {type(images).__name__}.")
 
