@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,23 +78,36 @@ def check_server() -> None:
     import mlflow
 
     for uri in {mlflow.get_tracking_uri(), mlflow.get_registry_uri()}:
-        parts = urlsplit(uri)
-        if parts.scheme in ("http", "https"):
-            port = parts.port or (443 if parts.scheme == "https" else 80)
-            try:
-                socket.create_connection((parts.hostname or "", port), timeout=CONNECT_TIMEOUT_S).close()
-            except OSError as error:
-                raise RegistryError(
-                    f"no MLflow server answers at {uri} within {CONNECT_TIMEOUT_S:g} s ({error}); start it, or set "
-                    "MLFLOW_TRACKING_URI to the right address."
-                ) from None
-        elif parts.scheme == "sqlite":
+        scheme = urlsplit(uri).scheme
+        if scheme in ("http", "https"):
+            _ask(uri)
+        elif scheme == "sqlite":
             path = Path(uri.split("///", 1)[-1]) if "///" in uri else None
             if path is not None and str(path) and not path.exists():
                 raise RegistryError(
                     f"there is no MLflow database at {path}; set MLFLOW_TRACKING_URI to your server or database "
                     "(auditor demo makes one to try)."
                 )
+
+
+def _ask(uri: str) -> None:
+    """Ask a server for its health; any answer at all, even a refusal, shows that it is there."""
+    import ssl
+    import urllib.request
+    from urllib.error import HTTPError
+
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=CONNECT_TIMEOUT_S).close()
+    except (HTTPError, ssl.SSLError):
+        return
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return
+        raise RegistryError(
+            f"no MLflow server answers at {uri} within {CONNECT_TIMEOUT_S:g} s ({reason}); start it, or set "
+            "MLFLOW_TRACKING_URI to the right address."
+        ) from None
 
 
 @contextmanager

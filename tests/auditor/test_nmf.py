@@ -85,7 +85,7 @@ def test_save_and_load_is_identity_and_bytes_repeat(concepts, digits, digits_dat
     for name in ("manifest.json", "tensors.safetensors"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "c" / name).read_bytes()
     a, b = concepts.explain(digits, images)[0], loaded.explain(digits, images)[0]
-    assert a.to_json() == b.to_json()
+    assert {**a.to_json(), "name": ""} == {**b.to_json(), "name": ""}
     assert fit("nmf", digits, digits_data, rank=6, seed=1, init="random", refits=1).save(tmp_path / "d") != digest
 
 

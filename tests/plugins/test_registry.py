@@ -148,7 +148,7 @@ def test_an_explainer_of_another_model_is_not_attached(registry, concepts, tiny)
     with pytest.raises(TamperError, match="fit it to this version"):
         plugins.attach(concepts, "models:/tiny/1", "wrong")
     assert plugins.list_attached("models:/tiny/1") == []
-    with pytest.raises(OptionError, match="explainer name '../x'"):
+    with pytest.raises(OptionError, match=r"explainer name '\.\./x'"):
         plugins.attach(concepts, MODEL, "../x")
 
 
