@@ -38,9 +38,12 @@ def probe(subject: Subject) -> list[Layer]:
     n = N_IMAGES if subject.max_batch is None else subject.max_batch
     x = torch.rand(n, *subject.input_shape, generator=generator).to(subject.device, subject.dtype).requires_grad_(True)
     outputs: dict[str, list[_Seen | None]] = {}
+    inputs: list[Tensor] = []  # of every module, in the order in which they finish
 
     def keep(name: str) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        def hook(_module: nn.Module, args: Any, output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].requires_grad:
+                inputs.append(args[0])
             seen = (
                 _Seen(output.detach().clone(), output.grad_fn, output.output_nr) if isinstance(output, Tensor) else None
             )
@@ -59,7 +62,7 @@ def probe(subject: Subject) -> list[Layer]:
             raise ModelError(
                 "the model's logits do not depend on the image in a differentiable way; it cannot be explained."
             )
-        gradients = _gradients(logits, outputs, generator)
+        gradients = _gradients(x, [logits, *reversed(inputs)], outputs, generator)
     root, leaf = logits.grad_fn, _leaf_of(x)
     first: dict[Any, str] = {}  # the outermost name of each output
     found = []
@@ -110,9 +113,13 @@ def _judge(
 
 
 def _gradients(
-    logits: Tensor, outputs: dict[str, list[_Seen | None]], generator: torch.Generator
+    x: Tensor, roots: list[Tensor], outputs: dict[str, list[_Seen | None]], generator: torch.Generator
 ) -> dict[tuple[Any, int], Tensor]:
-    """Return the gradient of a random mix of logits by every output, from one backward pass."""
+    """Return the gradient of a random mix of logits by every output, from one backward pass.
+
+    A head that is still all zero (torchvision's untrained transformers) passes no gradient on; then the input of the
+    last module that does stands in for the logits.
+    """
     found: dict[tuple[Any, int], Tensor] = {}
 
     def catch(node: Any) -> Any:
@@ -126,8 +133,12 @@ def _gradients(
     nodes = {seen.node for calls in outputs.values() for seen in calls if seen is not None and seen.node is not None}
     handles = [node.register_prehook(catch(node)) for node in nodes]
     try:
-        mix = torch.randn(logits.shape[1], generator=generator).to(logits)
-        (logits * mix).sum().backward()  # type: ignore[no-untyped-call]
+        for root in roots:
+            found.clear()
+            mix = torch.randn(root.shape, generator=generator).to(root)
+            (slope,) = torch.autograd.grad((root * mix).sum(), x, retain_graph=True)
+            if bool(slope.any()):
+                break
     finally:
         for handle in handles:
             handle.remove()

@@ -184,3 +184,9 @@ def test_vision_transformer_has_patch_tokens_as_positions():
     assert "only its class token" in next(
         x.reason for x in subject.layers() if x.name == "encoder.layers.encoder_layer_2"
     )
+
+
+def test_an_untrained_transformer_with_a_zero_head_is_read_the_same_way():
+    net = small_vit()
+    nn.init.zeros_(net.heads.head.weight)
+    assert Subject(net, input_shape=(3, 32, 32)).default_layer() == "encoder.layers.encoder_layer_1"

@@ -19,7 +19,8 @@ FIT = """
 import json, resource, sys, torch
 from auditor import Subject, fit, open_data
 torch.manual_seed(0)
-net = torch.nn.Sequential(torch.nn.Conv2d(3, 32, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(32 * 225, 10))
+body = torch.nn.Conv2d(3, 32, 3, stride=2), torch.nn.ReLU(), torch.nn.Flatten()
+net = torch.nn.Sequential(*body, torch.nn.Linear(32 * 225, 10))
 subject = Subject(net, input_shape=(3, 32, 32))
 data = open_data(sys.argv[1])
 data.digest
