@@ -154,17 +154,17 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _canonical(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(_finite(document), sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
+    return (json.dumps(finite(document), sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: a value that is not finite is stored as null, which no gate takes for a pass."""
+def finite(value: Any) -> Any:
+    """Return the value with null for every number that is not finite; JSON has none, and null passes no gate."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(k): finite(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -37,6 +36,14 @@ def tells(function: Callable[..., Any]) -> Callable[..., Any]:
             from auditor.terminal import note
 
             note(f"auditor: error: {' '.join(str(error).split())}")
+            sys.exit(2)
+        except OSError as error:  # a full disk, a folder that may not be written
+            if isinstance(error, BrokenPipeError):
+                raise
+            from auditor.terminal import note
+
+            what = f" ({error.filename})" if error.filename else ""
+            note(f"auditor: error: {error.strerror or error}{what}; nothing was attached.")
             sys.exit(2)
         except KeyboardInterrupt:
             from auditor.terminal import note
@@ -74,12 +81,12 @@ def auditor(verbose: bool) -> None:
 def demo(folder: Path, seed: int, as_json: bool) -> None:
     """Train a small CNN on scikit-learn's digits, register it, explain it, and show what to type next."""
     from auditor.plugins.demo import run_demo
-    from auditor.terminal import Bar, say
+    from auditor.terminal import Bar, as_text, say
 
     with Bar() as bar:
         result = run_demo(folder, seed=seed, progress=bar)
     if as_json:
-        say(json.dumps(result))
+        say(as_text(result))
         return
     metrics = result["metrics"]
     say(
@@ -108,7 +115,7 @@ def demo(folder: Path, seed: int, as_json: bool) -> None:
 def layers(model: str, show_all: bool, allow_pickle: bool, as_json: bool) -> None:
     """List the layers of MODEL that can be explained, with shapes; the suggested one is marked."""
     from auditor.plugins import load_subject
-    from auditor.terminal import say, table, waiting
+    from auditor.terminal import as_text, say, table, waiting
 
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)
@@ -116,7 +123,7 @@ def layers(model: str, show_all: bool, allow_pickle: bool, as_json: bool) -> Non
     if as_json:
         keys = ("name", "type", "shape", "nonnegative", "explainable", "reason")
         rows = [{**{k: getattr(x, k) for k in keys}, "suggested": x.name == best} for x in found]
-        say(json.dumps(rows if show_all else [r for r in rows if r["explainable"]]))
+        say(as_text(rows if show_all else [r for r in rows if r["explainable"]]))
         return
     body = []
     for x in found:
@@ -152,7 +159,7 @@ def describe(
 ) -> None:
     """Record class names, input size, mean and std with a version, so that nobody has to repeat them."""
     from auditor.plugins import describe as describe_version
-    from auditor.terminal import numbers, read_names, say, waiting
+    from auditor.terminal import as_text, numbers, read_names, say, waiting
 
     with waiting(f"describing {model}"):
         notes = describe_version(
@@ -164,7 +171,7 @@ def describe(
             resize=resize,
             allow_pickle=allow_pickle or None,
         )
-    say(json.dumps(notes) if as_json else f"{model} now carries: {json.dumps(notes)}")
+    say(as_text(notes) if as_json else f"{model} now carries: {as_text(notes)}")
 
 
 @auditor.command(
@@ -208,7 +215,7 @@ def fit(
     from auditor.plugins import attach, load_subject
     from auditor.plugins.place import resolve
     from auditor.plugins.registry import check_name
-    from auditor.terminal import Bar, parse_settings, say, table, waiting
+    from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
 
     cls = explainer_class(kind)
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
@@ -228,7 +235,7 @@ def fit(
             digest = attach(explainer, model, name, subject=subject).digest
     if as_json:
         say(
-            json.dumps(
+            as_text(
                 {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
             )
         )
@@ -247,13 +254,13 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
     """List the explainers attached to MODEL, their metrics, and whether they verify."""
     from auditor.plugins import list_attached, load_subject
     from auditor.plugins.registry import names
-    from auditor.terminal import say, table, waiting
+    from auditor.terminal import as_text, say, table, waiting
 
     with waiting(f"looking at {model}"):
         attached = names(model)
         found = list_attached(model, subject=load_subject(model, allow_pickle=allow_pickle or None)) if attached else []
     if as_json:
-        say(json.dumps([x.to_json() for x in found]))
+        say(as_text([x.to_json() for x in found]))
         return
     if not found:
         say(f"Nothing is attached to {model}; try: auditor fit nmf {model} --data …")
@@ -281,13 +288,13 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
 def verify(model: str, allow_pickle: bool, as_json: bool) -> None:
     """Check every byte of what is attached to MODEL; exit 1 when anything is not what was attached."""
     from auditor.plugins import verify as verify_version
-    from auditor.terminal import note, say, waiting
+    from auditor.terminal import as_text, note, say, waiting
 
     with waiting(f"verifying {model}"):
         found = verify_version(model, allow_pickle=allow_pickle or None)
     bad = [x for x in found if not x.verified]
     if as_json:
-        say(json.dumps({"verified": not bad, "explainers": [x.to_json() for x in found]}))
+        say(as_text({"verified": not bad, "explainers": [x.to_json() for x in found]}))
     else:
         for x in bad:
             note(f"{x.name}: {x.problem}")
@@ -305,10 +312,10 @@ def verify(model: str, allow_pickle: bool, as_json: bool) -> None:
 def detach(model: str, name: str, as_json: bool) -> None:
     """Remove the explainer NAME from MODEL; its files stay in the artifact store, unseen."""
     from auditor.plugins import detach as detach_explainer
-    from auditor.terminal import say
+    from auditor.terminal import as_text, say
 
     detach_explainer(model, name)
-    say(json.dumps({"detached": name}) if as_json else f"Detached {name} from {model}.")
+    say(as_text({"detached": name}) if as_json else f"Detached {name} from {model}.")
 
 
 @auditor.command(epilog=example("auditor explain models:/digits/1 seven.png --out explained"))
@@ -337,7 +344,7 @@ def explain(
 ) -> None:
     """Explain one IMAGE by every explainer attached to MODEL, at the terminal or as PNGs."""
     from auditor.plugins.explain import explain_image
-    from auditor.terminal import say, table, waiting
+    from auditor.terminal import as_text, say, table, waiting
 
     with waiting(f"explaining {image.name}"):
         answer = explain_image(
@@ -351,7 +358,7 @@ def explain(
             allow_pickle=allow_pickle or None,
         )
     if as_json:
-        say(json.dumps(answer))
+        say(as_text(answer))
         return
     p, t = answer["prediction"], answer["target"]
     say(f"{image.name}: {p['label']} with probability {p['probability']:.1%}; logit of {t['label']}: {t['logit']:.3f}")

@@ -22,6 +22,19 @@ def say(*lines: str) -> None:
         click.echo(line)
 
 
+def as_text(value: Any) -> str:
+    """Return JSON for programs; a number that is not finite becomes null, since JSON has none.
+
+    >>> as_text({"a": float("nan"), "b": [1.5]})
+    '{"a": null, "b": [1.5]}'
+    """
+    import json
+
+    from auditor.artifact import finite
+
+    return json.dumps(finite(value), allow_nan=False)
+
+
 def note(line: str) -> None:
     """Print one line to standard error."""
     click.echo(line, err=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor.errors import ModelError
+from auditor.errors import DataError, ModelError
 from auditor.plugins.models import load_subject
 from auditor.plugins.registry import load
 from auditor.plugins.registry import names as attached_names
@@ -30,6 +30,8 @@ def explain_image(
     from auditor.pixels import read_image
     from auditor.stability import stability
 
+    if not image.exists():
+        raise DataError(f"image {image}: no such file; give the path of a PNG, JPEG or other image.")
     known = attached_names(uri)
     if not known:
         raise ModelError(f"nothing is attached to {uri}; fit something first: auditor fit nmf {uri} --data DATA.")

@@ -70,7 +70,7 @@ def test_bad_input_is_one_line_and_exit_2(cli, tmp_path, seven):
         ((*fit, "--target", "12"), "class index must be 0 to 9"),
         (("fit", "nosuch", MODEL, "--data", "sklearn:digits"), "unknown explainer kind 'nosuch'"),
         (("explain", MODEL, "/no/such.png", "--explainer", "x"), "no such file"),
-        (("explain", MODEL, seven, "--explainer", "nosuch"), "no explainer called 'nosuch'"),
+        (("explain", MODEL, seven), "nothing is attached to models:/digits/1; fit something first"),
         (("describe", MODEL, "--mean", "x"), "--mean wants numbers"),
         (("describe", MODEL, "--classes", "/no/such"), "cannot be read"),
     ]:
@@ -108,3 +108,11 @@ def test_demo_is_whole(tmp_path, registry):
     picture = Image.open(out["sheet"])
     assert picture.size[0] > 500
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["model"] == "models:/digits/1"
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(cli, seven, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    cli.json("fit", "nmf", MODEL, "--data", "sklearn:digits", "--limit", "60", "--set", "rank=2", "--set", "refits=1")
+    line = cli.fails("explain", MODEL, seven, "--explainer", "nmf", "--out", tmp_path / "file" / "x")
+    assert "Not a directory" in line
+    cli("detach", MODEL, "nmf")
