@@ -62,7 +62,7 @@ class Moments(torch.Tensor):
             assert self.var_ is not None
             return Moments.of(mean(self.mean_), var(self.var_))
         folded = linear(self.factor_.flatten(0, 1))
-        return Moments.of(mean(self.mean_), factor=folded.unflatten(0, self.factor_.shape[:2]))
+        return Moments.of(mean(self.mean_), factor=folded.view(*self.factor_.shape[:2], *folded.shape[1:]))
 
     @classmethod
     def __torch_function__(
@@ -194,8 +194,9 @@ def _batch_norm(
     if len(args) == 8:
         weight, bias, running_mean, running_var, training, momentum, eps, _ = args  # ATen's order, and one flag more
     elif args:
-        given = (running_mean, running_var, weight, bias, training, momentum, eps)
-        running_mean, running_var, weight, bias, training, momentum, eps = (*args, *given[len(args) :])
+        given: list[Any] = [running_mean, running_var, weight, bias, training, momentum, eps]
+        given[: len(args)] = args
+        running_mean, running_var, weight, bias, training, momentum, eps = given
     if training or running_mean is None or running_var is None:
         raise ClosedFormError("assumed-density filtering: batch norm without running statistics; put it in eval mode.")
     scale = (running_var + eps).rsqrt() * (1 if weight is None else weight)
@@ -222,7 +223,7 @@ def _shaped(change: Callable[..., Tensor]) -> Callable[..., Moments]:
 
 
 def _per_draw(change: Callable[..., Tensor], r: Tensor, batch: int, args: Any, kwargs: Any) -> Tensor:
-    return torch.cat([change(part, *args, **kwargs) for part in r.split(batch)])
+    return torch.cat([change(part, *args, **kwargs) for part in torch.split(r, batch)])
 
 
 def _scaled(x: Moments, c: Any) -> Moments:
@@ -269,6 +270,11 @@ def _same(x: Moments, *args: Any, **kwargs: Any) -> Moments:
     return x
 
 
+def _to(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+    var, factor = (None if part is None else part.to(*args, **kwargs) for part in (x.var_, x.factor_))
+    return Moments.of(x.mean_.to(*args, **kwargs), var, factor)
+
+
 def _dropout(x: Moments, p: float = 0.5, training: bool = True, inplace: bool = False) -> Moments:
     if training:
         raise ClosedFormError("assumed-density filtering: dropout is switched on; put the network in eval mode.")
@@ -311,8 +317,8 @@ RULES: dict[str, Callable[..., Any]] = {
     "feature_dropout": _dropout,
     "contiguous": _same,
     "clone": _same,
-    "to": _same,
-    "float": _same,
+    "to": _to,
+    "float": lambda x: _to(x, torch.float32),
     "alias": _same,
     "detach": _same,
 }

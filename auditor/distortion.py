@@ -82,7 +82,7 @@ class MonteCarlo:
         out = []
         with torch.no_grad():
             for _, x, n, mask in self._blocks(s, rows):
-                out.append(self.problems.network((n + mask * (x - n)).flatten(0, 1)).unflatten(0, n.shape[:2]))
+                out.append(self.problems.network((n + mask * (x - n)).flatten(0, 1)).view(*n.shape[:2], -1))
         return _joined(out, len(rows), self.noise.shape[1])
 
     def value(self, s: Tensor, rows: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class MonteCarlo:
             away = x - n  # (block, draws, C, H, W)
             y = (n + mask * away).flatten(0, 1).requires_grad_()
             with torch.enable_grad():
-                logits = p.network(y).unflatten(0, n.shape[:2])
+                logits = p.network(y).view(*n.shape[:2], -1)
                 target = p.targets[image][:, None, None].expand(-1, n.shape[1], 1)
                 error = logits.gather(2, target).squeeze(2) - p.target_values[image][:, None]
                 loss = 0.5 * error.square().sum(1) / draws
@@ -114,11 +114,11 @@ class MonteCarlo:
     def _blocks(self, s: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield (rows in the block, x, n, mask), at most ``chunk`` images at once: whole rows, or draws of one row."""
         p, draws = self.problems, self.noise.shape[1]
-        for i in torch.arange(len(rows)).split(max(1, self.chunk // draws)):
+        for i in torch.split(torch.arange(len(rows)), max(1, self.chunk // draws)):
             images = p.image_of[rows[i]]
             noise = self.noise if len(self.noise) == 1 else self.noise[images]
             mask = p.partition.expand(s[i], images)[:, None]
-            for n in noise.split(self.chunk, 1):
+            for n in torch.split(noise, self.chunk, 1):
                 yield i, p.images[images][:, None], n.expand(len(i), *n.shape[1:]), mask
 
 
@@ -126,7 +126,7 @@ def _joined(parts: list[Tensor], rows: int, draws: int) -> Tensor:
     """Put blocks (block rows, block draws, classes) together: they come row block by row block."""
     if all(part.shape[1] == draws for part in parts):
         return torch.cat(parts)
-    return torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (rows, draws))
+    return torch.cat([part.flatten(0, 1) for part in parts]).view(rows, draws, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +163,8 @@ class AssumedDensity:
             out = p.network(Moments.of(mean, factor=self.factor[:, None] * (1 - mask)))
         assert isinstance(out, Moments)
         target = p.targets[images][:, None]
-        return out.mean_.gather(1, target).squeeze(1), out.variance().gather(1, target).squeeze(1)
+        mean, var = (part.to(s).gather(1, target).squeeze(1) for part in (out.mean_, out.variance()))
+        return mean, var
 
     def value(self, s: Tensor, rows: Tensor) -> Tensor:
         """Return D(s) as (rows,); part of the graph of ``s`` where that has one."""
@@ -174,7 +175,7 @@ class AssumedDensity:
         """Return D(s) as (rows,) and dD/ds as (rows, m)."""
         rank = 1 if self.factor is None else len(self.factor)
         values, grads = [], []
-        for i in torch.arange(len(rows)).split(max(1, self.chunk // rank)):
+        for i in torch.split(torch.arange(len(rows)), max(1, self.chunk // rank)):
             with torch.enable_grad():
                 leaf = s[i].detach().requires_grad_()
                 value = self.value(leaf, rows[i])

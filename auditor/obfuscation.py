@@ -77,7 +77,8 @@ def _compressed(rows: Tensor, rank: int) -> Tensor:
     # Through the small Gram matrix of the rows: they are few and long.
     size, vectors = torch.linalg.eigh(rows @ rows.T)
     del size  # the singular values are already in vectors^T rows
-    return vectors.T[-rank:] @ rows
+    leading: Tensor = vectors.T[-rank:] @ rows
+    return leading
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +170,7 @@ def _blurred(images: Tensor, sigma: float) -> Tensor:
         kernel = torch.exp(-0.5 * (t / sigma) ** 2)
         shape = [1, 1, 1, 1]
         shape[axis] = len(kernel)
-        padding = (reach, reach) if axis == -1 else (0, 0, reach, reach)
+        padding = (reach, reach, 0, 0) if axis == -1 else (0, 0, reach, reach)
         flat = F.pad(images, padding, mode="reflect").flatten(0, 1)[:, None]
         images = F.conv2d(flat, (kernel / kernel.sum()).view(shape)).view(*images.shape)
     return images

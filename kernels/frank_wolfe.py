@@ -111,7 +111,7 @@ class FrankWolfe:
         """
         n = len(s)
         everyone = torch.arange(n)
-        value, g = objective.gradient(s, everyone)
+        value, g = _evaluated(objective.gradient, s, everyone)
         status = torch.full((n,), Status.RUNNING)
         status[~(value.isfinite() & _finite_rows(g))] = Status.FAILED
         g[status == Status.FAILED] = 0
@@ -215,7 +215,7 @@ class _Trials:
 
     def __call__(self, gamma: Tensor, rows: Tensor) -> Tensor:
         point = self.s[rows] + _like(gamma[rows], self.s) * self.d[rows]
-        self.value[rows], self.g[rows] = self.objective.gradient(point, rows)
+        self.value[rows], self.g[rows] = _evaluated(self.objective.gradient, point, rows)
         self.gamma[rows] = gamma[rows]
         self.n_gradients += len(rows)
         return self.value[rows]
@@ -270,7 +270,7 @@ def solve(
     unsure = torch.arange(len(s)) if solver.variant == "stochastic" else (~is_exact).nonzero().squeeze(1)
     if len(unsure):
         best_value, gap = best_value.clone(), gap.clone()
-        best_value[unsure], g = _exact(objective)(best_s[unsure], unsure)
+        best_value[unsure], g = _evaluated(_exact(objective), best_s[unsure], unsure)
         gap[unsure] = _dot(g, best_s[unsure] - polytope.vertex(g, unsure))
         oracle_calls, gradient_calls = oracle_calls + len(unsure), gradient_calls + len(unsure)
     return Solution(
@@ -287,9 +287,18 @@ def solve(
     )
 
 
-def _exact(objective: Objective) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _evaluated(gradient: Gradient, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return value and gradient in the type of the point, whatever the objective computes in."""
+    value, g = gradient(s, rows)
+    return value.to(s.dtype), g.to(s.dtype)
+
+
+def _exact(objective: Objective) -> Gradient:
     """Return the full gradient of an objective whose ``gradient`` may be a sample."""
-    full: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = getattr(objective, "full_gradient", objective.gradient)
+    full: Gradient = getattr(objective, "full_gradient", objective.gradient)
     return full
 
 
