@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.errors import OptionError
@@ -22,6 +23,7 @@ class Partition:
     shape: tuple[int, int, int]
     size: int
     labels: Tensor | None = None
+    layout: tuple[int, int] | None = None  # rows and columns, where the cells are a grid
 
     def expand(self, s: Tensor, images: Tensor) -> Tensor:
         """Return masks (rows, C, H, W) for cell masks ``s`` (rows, m); ``images`` (rows,) says whose cells they are."""
@@ -35,9 +37,13 @@ class Partition:
             return flat
         return flat.new_zeros(len(flat), self.size).scatter_add_(1, self._labels_of(images), flat)
 
-    def heatmap(self, s: Tensor, image: int = 0) -> Tensor:
-        """Return (H, W): the mean over channels of an expanded (m,) map."""
-        return self.expand(s[None], torch.tensor([image]))[0].mean(0)
+    def heatmap(self, s: Tensor, image: int = 0, side: int = 64) -> Tensor:
+        """Return an (m,) map as a picture: the grid of cells, else pixels (channels averaged) thinned to ``side``."""
+        if self.layout is not None:
+            return s.view(self.layout)
+        full = self.expand(s[None], torch.tensor([image]))[0].mean(0)
+        small = (min(full.shape[0], side), min(full.shape[1], side))
+        return full if small == full.shape else F.adaptive_avg_pool2d(full[None, None], small)[0, 0]
 
     def _labels_of(self, images: Tensor) -> Tensor:
         assert self.labels is not None
@@ -46,13 +52,13 @@ class Partition:
 
 def components(shape: tuple[int, int, int]) -> Partition:
     """Return one cell per component (pixel and channel)."""
-    return Partition(shape, math.prod(shape))
+    return Partition(shape, math.prod(shape), layout=shape[1:] if shape[0] == 1 else None)
 
 
 def pixels(shape: tuple[int, int, int]) -> Partition:
     """Return one cell per pixel, its channels kept or lost together."""
     c, h, w = shape
-    return components(shape) if c == 1 else Partition(shape, h * w, torch.arange(h * w).repeat(c)[None])
+    return components(shape) if c == 1 else Partition(shape, h * w, torch.arange(h * w).repeat(c)[None], (h, w))
 
 
 def grid(shape: tuple[int, int, int], rows: int, columns: int) -> Partition:
@@ -65,7 +71,8 @@ def grid(shape: tuple[int, int, int], rows: int, columns: int) -> Partition:
     if (rows, columns) == (h, w):
         return pixels(shape)
     row, column = torch.arange(h) * rows // h, torch.arange(w) * columns // w
-    return Partition(shape, rows * columns, (row[:, None] * columns + column).flatten().repeat(c)[None])
+    labels = (row[:, None] * columns + column).flatten().repeat(c)[None]
+    return Partition(shape, rows * columns, labels, (rows, columns))
 
 
 def superpixels(images: Tensor, count: int, compactness: float = 0.2, n_steps: int = 8) -> Partition:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
@@ -122,11 +123,13 @@ def rate_constrained(
     budget: Budget,
     method: Method,
     on_step: Callable[[Step], None] = lambda step: None,
+    blank: Tensor | None = None,
 ) -> Solution:
-    """Solve RC-RDE for every row: rate ``k`` (rows,), feasible ``start`` (rows, m). The budget of k is checked."""
-    value, _ = distortion.gradient(torch.zeros_like(start), torch.arange(len(k)))
+    """Solve RC-RDE for every row: rate ``k`` (rows,), feasible ``start`` (rows, m); ``blank`` is D(0) where known."""
     deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
-    solver = method.solver(budget.gap_share * value.nan_to_num(0.0))
+    if blank is None:
+        blank, _ = distortion.gradient(torch.zeros_like(start), torch.arange(len(k)))
+    solver = method.solver(budget.gap_share * blank.nan_to_num(0.0).to(start.dtype))
     answer = solve(
         solver, distortion, KSparse(k), start, max_steps=budget.max_steps, deadline=deadline, on_step=on_step
     )
@@ -149,31 +152,33 @@ def multi_rate(
 ) -> Relevance:
     """Solve RC-RDE at every rate and average: MR-RDE. One rate gives plain RC-RDE.
 
-    Warm: each rate starts at the solution of the next smaller one, which is feasible for it, the first at ``start``
-    (batch, m) or zero; rates left when the time is up repeat the last solution. Cold: every rate starts at zero, as
-    published, all in one batch.
+    Warm: each rate starts at the solution of the next smaller one, which is feasible for it, the first at zero. Or each
+    starts at its own ``start`` (batch, rates, m). Cold: every rate starts at zero, as published, all in one batch. When
+    the time is up before a rate's turn, the answer has fewer rates.
     """
     budget, method = budget or Budget(), method or Method()
     counts = checked_rates(rates, size)
     began = time.monotonic()
-    s = torch.zeros(n_images, size) if start is None else start
-    answers: list[Solution] = []
-    if is_warm:
-        for i, k in enumerate(counts):
-            left = None
-            if budget.timeout_s is not None:
-                left = max(0.0, (budget.timeout_s - (time.monotonic() - began)) / (len(counts) - i))
-            part = Budget(budget.max_steps, left, budget.gap_share)
-            ks = torch.full((n_images,), k)
-            answers.append(rate_constrained(distortion, ks, s, part, method, lambda step, k=k: on_step(k, step)))  # type: ignore[misc]
-            s = answers[-1].s
-    else:
+    zero = torch.zeros(n_images, size)
+    if not is_warm and start is None:
         ks = torch.tensor(counts).repeat(n_images)
-        rows = _Repeated(distortion, len(counts))
-        zero = torch.zeros(n_images * len(counts), size)
-        both = rate_constrained(rows, ks, zero, budget, method, lambda step: on_step(0, step))
+        rows, s = _Repeated(distortion, len(counts)), zero.repeat_interleave(len(counts), 0)
+        both = rate_constrained(rows, ks, s, budget, method, lambda step: on_step(0, step))
         return _relevance(counts, [both], n_images, began)
-    return _relevance(counts, answers, n_images, began)
+    blank, _ = distortion.gradient(zero, torch.arange(n_images))
+    s, answers = zero, list[Solution]()
+    for i, k in enumerate(counts):
+        left = None
+        if budget.timeout_s is not None:
+            left = (budget.timeout_s - (time.monotonic() - began)) / (len(counts) - i)
+            if left <= 0 and answers:
+                break
+        part = Budget(budget.max_steps, left, budget.gap_share)
+        ks = torch.full((n_images,), k)
+        told = partial(on_step, k)
+        answers.append(rate_constrained(distortion, ks, s if start is None else start[:, i], part, method, told, blank))
+        s = answers[-1].s
+    return _relevance(counts[: len(answers)], answers, n_images, began)
 
 
 def _relevance(counts: tuple[int, ...], answers: list[Solution], n: int, began: float) -> Relevance:
