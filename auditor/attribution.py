@@ -59,12 +59,14 @@ def smooth_gradient(subject: Subject, x: Tensor, targets: Tensor, n_samples: int
 def grad_cam(subject: Subject, x: Tensor, targets: Tensor, layer: str | None = None) -> Tensor:
     """Return relu(sum_c mean-gradient_c * activation_c) of a layer, enlarged to the image."""
     layer = layer or last_map(subject)
-    with torch.enable_grad():
-        logits, taken = subject.run(x.detach().clone().requires_grad_(), [layer])
-        z = taken[layer]
-        value = logits.gather(1, targets.to(logits.device)[:, None]).sum()
-        (g,) = torch.autograd.grad(value, z)
-    if z.dim() != 4:
+    with torch.no_grad():
+        z = subject.activations(x, [layer])[layer]
+    if z.dim() == 4:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            logits = subject.forward_from(layer, z)
+            (g,) = torch.autograd.grad(logits.gather(1, targets.to(logits.device)[:, None]).sum(), z)
+    else:
         raise LayerError(
             f"Grad-CAM: layer {layer!r} puts out {tuple(z.shape)}, wanted (batch, channels, height, width)."
         )
