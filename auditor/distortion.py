@@ -122,6 +122,28 @@ class MonteCarlo:
                 yield i, p.images[images][:, None], n.expand(len(i), *n.shape[1:]), mask
 
 
+@dataclass(frozen=True, eq=False)
+class Resampled:
+    """D with new draws at every call, for stochastic Frank-Wolfe; certificates come from the ``fixed`` draws.
+
+    A search on fixed draws fits those draws in the end; one that never sees a draw twice cannot.
+    """
+
+    fixed: MonteCarlo
+    obfuscation: Obfuscation
+    generator: torch.Generator
+
+    def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return an unbiased estimate of D(s) and dD/ds."""
+        draws = self.fixed.noise.shape[1]
+        noise = self.obfuscation.draw(self.fixed.problems.images, draws, self.generator)
+        return replace(self.fixed, noise=noise).gradient(s, rows)
+
+    def full_gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return D(s) and dD/ds on the fixed draws."""
+        return self.fixed.gradient(s, rows)
+
+
 def _joined(parts: list[Tensor], rows: int, draws: int) -> Tensor:
     """Put blocks (block rows, block draws, classes) together: they come row block by row block."""
     if all(part.shape[1] == draws for part in parts):

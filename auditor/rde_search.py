@@ -16,12 +16,23 @@ from pydantic import Field
 from torch import Tensor
 
 from auditor.assumed_density import ClosedFormError
-from auditor.distortion import AssumedDensity, MonteCarlo, Problems
+from auditor.distortion import AssumedDensity, MonteCarlo, Problems, Resampled
 from auditor.errors import OptionError
 from auditor.explainer import ExplainerConfig
 from auditor.obfuscation import Kind, Obfuscation
 from auditor.partition import Partition, components, grid, pixels, refined, superpixels
-from auditor.relevance import Budget, Method, Relevance, Rule, Variant, checked_rates, lagrangian, multi_rate, ordering
+from auditor.relevance import (
+    Budget,
+    Distortion,
+    Method,
+    Relevance,
+    Rule,
+    Variant,
+    checked_rates,
+    lagrangian,
+    multi_rate,
+    ordering,
+)
 from auditor.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -58,7 +69,9 @@ class RdeConfig(ExplainerConfig):
     reference_size: int = Field(default=64, ge=2, description="Images kept when obfuscating by a reference set.")
     draws: int = Field(default=16, ge=1, description="Fixed noise draws the sampled distortion is minimised on.")
     eval_draws: int = Field(default=64, ge=2, description="Fresh draws on which everything reported is measured.")
-    variant: Variant = Field(default="vanilla", description="Frank-Wolfe variant.")
+    variant: Variant = Field(
+        default="vanilla", description="Frank-Wolfe variant; stochastic draws new noise each step."
+    )
     rule: Rule = Field(default="monotone", description="Step size rule.")
     lipschitz: float = Field(default=1.0, gt=0, description="Curvature bound of the short step rule.")
     lazy: bool = Field(default=False, description="Reuse old vertices before asking the oracle.")
@@ -141,7 +154,7 @@ class Search:
         cfg = self.config
         return Method(cfg.variant, cfg.rule, cfg.lazy, cfg.lipschitz)
 
-    def _objective(self, problems: Problems, chunk: int) -> tuple[MonteCarlo | AssumedDensity, str, list[str]]:
+    def _objective(self, problems: Problems, chunk: int) -> tuple[Distortion, str, list[str]]:
         """Return the distortion to minimise, its name, and a note where it is not the one asked for."""
         cfg = self.config
         notes: list[str] = []
@@ -158,7 +171,10 @@ class Search:
                     notes.append(f"fell back to Monte Carlo: {error}")
                     log.warning("rde: fell back to Monte Carlo: %s", error)
         random = torch.Generator().manual_seed(cfg.seed)
-        return MonteCarlo.drawn(problems, self.obfuscation, cfg.draws, random, chunk), "monte-carlo", notes
+        sampled = MonteCarlo.drawn(problems, self.obfuscation, cfg.draws, random, chunk)
+        if cfg.variant == "stochastic" and cfg.method == "multi-rate":
+            return Resampled(sampled, self.obfuscation, random), "monte-carlo", notes
+        return sampled, "monte-carlo", notes
 
     def _coarse_start(
         self, problems: Problems, rates: tuple[int, ...], budget: Budget, chunk: int
@@ -179,9 +195,7 @@ class Search:
         left = None if budget.timeout_s is None else max(1e-3, budget.timeout_s - (time.monotonic() - began))
         return torch.stack(starts, 1), replace(budget, timeout_s=left)
 
-    def _ordered(
-        self, objective: MonteCarlo | AssumedDensity, n: int, size: int, budget: Budget
-    ) -> tuple[Tensor, list[dict[str, Any]]]:
+    def _ordered(self, objective: Distortion, n: int, size: int, budget: Budget) -> tuple[Tensor, list[dict[str, Any]]]:
         random = torch.Generator().manual_seed(self.config.seed)
         answer = ordering(objective, n, size, budget, sampled=size // 10 + 1, generator=random)
         done = answer.solution

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.frank_wolfe import FrankWolfe, Solution, Status, Step, decaying_momentum, solve
+from auditor.kernels.frank_wolfe import FrankWolfe, Solution, Status, Step, decaying_momentum, exact_gradient, solve
 from auditor.kernels.polytope import Birkhoff, KSparse
 from auditor.kernels.projected_gradient import projected_gradient
 from auditor.kernels.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep, StepRule
@@ -67,6 +67,11 @@ class Method:
             "short": lambda: ShortStep(self.lipschitz),
             "backtracking": Backtracking,
         }
+        if self.variant == "stochastic" and self.rule not in ("open-loop", "non-convex"):
+            raise OptionError(
+                f"rate-distortion: stochastic steps need a rule that asks for no value of D (open-loop, non-convex), "
+                f"got {self.rule!r}; set the rule."
+            )
         fixed = self.momentum
         momentum = decaying_momentum if fixed is None else lambda t: fixed
         return FrankWolfe(self.variant, rules[self.rule](), self.is_lazy, momentum, gap_tol)
@@ -213,6 +218,9 @@ class _Repeated:
 
     def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         return self.distortion.gradient(s, rows // self.times)
+
+    def full_gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return exact_gradient(self.distortion)(s, rows // self.times)
 
 
 @dataclass(frozen=True, eq=False)

@@ -270,7 +270,7 @@ def solve(
     unsure = torch.arange(len(s)) if solver.variant == "stochastic" else (~is_exact).nonzero().squeeze(1)
     if len(unsure):
         best_value, gap = best_value.clone(), gap.clone()
-        best_value[unsure], g = _evaluated(_exact(objective), best_s[unsure], unsure)
+        best_value[unsure], g = _evaluated(exact_gradient(objective), best_s[unsure], unsure)
         gap[unsure] = _dot(g, best_s[unsure] - polytope.vertex(g, unsure))
         oracle_calls, gradient_calls = oracle_calls + len(unsure), gradient_calls + len(unsure)
     return Solution(
@@ -296,7 +296,7 @@ def _evaluated(gradient: Gradient, s: Tensor, rows: Tensor) -> tuple[Tensor, Ten
     return value.to(s.dtype), g.to(s.dtype)
 
 
-def _exact(objective: Objective) -> Gradient:
+def exact_gradient(objective: Objective) -> Gradient:
     """Return the full gradient of an objective whose ``gradient`` may be a sample."""
     full: Gradient = getattr(objective, "full_gradient", objective.gradient)
     return full

@@ -179,6 +179,8 @@ def test_max_pooling_falls_back_with_a_message_or_fails_when_strict(
         {"method": "lagrangian"},
         {"variant": "pairwise", "rule": "backtracking"},
         {"variant": "away", "lazy": True},
+        {"variant": "stochastic", "rule": "non-convex", "distortion": "monte-carlo"},
+        {"variant": "stochastic", "rule": "non-convex", "distortion": "monte-carlo", "warm": False},
         {"warm": False, "distortion": "monte-carlo", "rates": (0.1, 0.3)},
     ],
     ids=str,
@@ -237,6 +239,7 @@ def test_a_large_image_goes_coarse_to_fine_within_its_time() -> None:
         ({"rates": (10, 65, 70)}, "2 of 3 rates are out of range"),
         ({"layer": "0"}, "takes no layer"),
         ({"rates": ()}, "no rate given"),
+        ({"variant": "stochastic"}, "stochastic steps need a rule"),
         ({"target": 11}, "class index must be 0 to 9"),
         ({"cells": "voxel"}, "cells"),
         ({"sparkle": 1}, "unknown option 'sparkle'"),
@@ -257,22 +260,33 @@ def test_images_out_of_range_are_counted(fitted: RdeExplainer, subject: Subject,
         fitted.explain(subject, bad)
 
 
-def test_nan_gradients_are_counted() -> None:
-    class Rooted(nn.Module):
-        """sqrt(max(x, 0)^2): at black and below the slope is infinity times 0."""
+class _Cliff(torch.autograd.Function):
+    """A layer whose backward pass is broken below black."""
 
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where(x < 0, torch.nan, grad)
+
+
+def test_nan_gradients_are_counted() -> None:
+    class Broken(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.head = nn.Linear(64, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            y = x.clamp_min(0).square().sqrt()
-            return self.head(y.flatten(1))
+            return self.head(_Cliff.apply(x).flatten(1))
 
-    subject = Subject(Rooted(), input_shape=(1, 8, 8))
+    subject = Subject(Broken(), input_shape=(1, 8, 8))
     data = auditor.open_data("sklearn:digits", limit=40)
-    with pytest.raises(NumericsError, match=r"\d+ of \d+ solves met NaN or infinite gradients"):
-        auditor.fit("rde", subject, data, **FAST)
+    with pytest.raises(NumericsError, match=r"12 of 12 solves met NaN or infinite gradients, on 4 of 4 images"):
+        auditor.fit("rde", subject, data, distortion="monte-carlo", **FAST)
 
 
 def test_one_image_is_not_enough(subject: Subject) -> None:
