@@ -22,7 +22,7 @@ from auditor.explainer import Explainer, ExplainerConfig, Progress, silent
 from auditor.explanation import Concept, Explanation, class_scores
 from auditor.obfuscation import Obfuscation, Statistics
 from auditor.pixel_flip import pixel_flip
-from auditor.rate_curve import RateCurve, descending, measure, smallest_set
+from auditor.rate_curve import RateCurve, SmallestSet, descending, measure, smallest_set
 from auditor.rde_search import CURVE_SHARES, Found, RdeConfig, Search, cells
 from auditor.relevance import Budget, checked_rates
 from auditor.subject import Subject
@@ -42,6 +42,7 @@ class RdeExplainer(Explainer):
 
     kind: ClassVar[str] = "rde"
     Config: ClassVar[type[ExplainerConfig]] = RdeConfig
+    per_request: ClassVar[frozenset[str]] = frozenset({"timeout_s", "max_steps"})
 
     obfuscation_: Obfuscation
     limit_: float  # the calibrated distortion limit d
@@ -138,6 +139,7 @@ class RdeExplainer(Explainer):
             concepts = self._concepts(maps, i, order, curve, bands, goal.logit)
             bias = float(curve.logit[curve.at(0)])
             extra = {
+                "summary": _summary(smallest, maps.partition.size, goal.label, limit),
                 "method": cfg.method,
                 "objective": maps.objective,
                 "cells": maps.partition.size,
@@ -254,7 +256,7 @@ class RdeExplainer(Explainer):
         if sets:
             self.metrics["smallest_share"] = sum(sets) / len(sets) / m
         if cfg.method == "multi-rate" and blank > 0:
-            found = [rate for solver in maps.solver for rate in solver["rates"]]
+            found = [rate for solver in maps.solver for rate in solver["rates"] if rate["gap"] is not None]
             scale = blank * len(found)
             self.metrics["gap_share"] = sum(r["gap"] for r in found) / scale
             self.metrics["distortion_share"] = sum(r["monte_carlo"] for r in found) / scale
@@ -272,6 +274,15 @@ def _pixels(subject: Subject, images: Any) -> Tensor:
                 f"give pixels, the subject applies mean and std."
             )
     return subject.pixels(images)
+
+
+def _summary(smallest: SmallestSet | None, cells: int, label: str, limit: float) -> str:
+    if smallest is None:
+        return f"no set of cells keeps {label!r} with distortion below {limit:.3g}: it is not what the model predicts"
+    return (
+        f"{smallest.size} of {cells} cells keep {label!r} in {smallest.kept:.0%} of draws with distortion "
+        f"{smallest.distortion:.3g}, below {limit:.3g}"
+    )
 
 
 def _rounded(heat: Tensor) -> list[list[float]]:

@@ -240,9 +240,9 @@ def _certificates(relevance: Relevance, fresh: MonteCarlo) -> list[dict[str, Any
             "rates": [
                 {
                     "cells": relevance.rates[j],
-                    "distortion": float(relevance.distortion[i, j]),
-                    "monte_carlo": float(sampled[i, j]),
-                    "gap": float(relevance.gap[i, j]),
+                    "distortion": _finite(relevance.distortion[i, j]),
+                    "monte_carlo": _finite(sampled[i, j]),
+                    "gap": _finite(relevance.gap[i, j]),
                     "status": relevance.status[i][j].name.lower(),
                 }
                 for j in range(r)
@@ -250,3 +250,8 @@ def _certificates(relevance: Relevance, fresh: MonteCarlo) -> list[dict[str, Any
         }
         for i in range(n)
     ]
+
+
+def _finite(value: Tensor) -> float | None:
+    """JSON has no NaN: the gap of a solve that failed at its start is null."""
+    return float(value) if bool(value.isfinite()) else None

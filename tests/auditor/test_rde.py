@@ -292,3 +292,27 @@ def test_nan_gradients_are_counted() -> None:
 def test_one_image_is_not_enough(subject: Subject) -> None:
     with pytest.raises(AuditError, match="at least 2 images"):
         auditor.fit("rde", subject, auditor.open_data("sklearn:digits", limit=1), **FAST)
+
+
+def test_at_the_command_line(cli: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    path = tmp_path / "seven.png"
+    pixels = (digits()[0][7, 0] * 255).byte().numpy()
+    Image.fromarray(pixels).save(path)
+    options = [f"{key}={json.dumps(list(v) if isinstance(v, tuple) else v)}" for key, v in FAST.items()]
+    settings = [word for option in options for word in ("--set", option)]
+    answer = cli.json("fit", "rde", "models:/digits/1", "--data", "sklearn:digits", "--name", "suffices", *settings)
+    assert answer["kind"] == "rde"
+    assert answer["metrics"]["flip_area"] < answer["metrics"]["flip_area_random"]
+    explained = cli.json("explain", "models:/digits/1", path, "--explainer", "suffices", "--timeout", "2")
+    (e,) = explained["explanations"]
+    assert e["kind"] == "rde"
+    assert e["bias"] + sum(c["contribution"] for c in e["concepts"]) + e["residual"] == pytest.approx(e["target_value"])
+    told = cli("explain", "models:/digits/1", path, "--explainer", "suffices", "--out", tmp_path / "out")
+    assert "cells keep" in told.output
+    assert (tmp_path / "out" / "suffices.png").is_file()
+    assert "out of range" in cli.fails(
+        "fit", "rde", "models:/digits/1", "--data", "sklearn:digits", "--set", "rates=[0]"
+    )
+    cli("detach", "models:/digits/1", "suffices")
