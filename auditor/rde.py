@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from auditor.data import Data
+from auditor.data import Data, open_data
 from auditor.errors import DataError, OptionError
 from auditor.explainer import Explainer, ExplainerConfig, Progress, silent
 from auditor.explanation import Concept, Explanation, class_scores
@@ -56,6 +56,10 @@ class RdeExplainer(Explainer):
             subject.class_index(cfg.target)
         checked_rates(cfg.rates, cells(cfg, subject.input_shape, torch.zeros(1, *subject.input_shape)).size)
         statistics, held = self._gather(subject, data, progress)
+        if cfg.reference is not None:
+            if cfg.obfuscation != "reference":
+                raise OptionError(f"rde: a reference set needs obfuscation=reference, got {cfg.obfuscation}; set both.")
+            statistics = self._gather(subject, open_data(cfg.reference), progress)[0]
         self.obfuscation_ = Obfuscation.fitted(
             cfg.obfuscation, statistics, spread=cfg.spread, blur_sigma=cfg.blur_sigma
         )

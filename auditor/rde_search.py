@@ -66,6 +66,9 @@ class RdeConfig(ExplainerConfig):
     spread: Literal["pixel", "global"] = Field(default="pixel", description="Statistics per pixel, or one for all.")
     rank: int = Field(default=0, ge=0, description="Rank of the noise's covariance; 0: independent components.")
     blur_sigma: float = Field(default=4.0, gt=0, description="Width of the blur, pixels.")
+    reference: str | None = Field(
+        default=None, description="Data whose images are the reference set; default: the fit's."
+    )
     reference_size: int = Field(default=64, ge=2, description="Images kept when obfuscating by a reference set.")
     draws: int = Field(default=16, ge=1, description="Fixed noise draws the sampled distortion is minimised on.")
     eval_draws: int = Field(default=64, ge=2, description="Fresh draws on which everything reported is measured.")
@@ -132,9 +135,11 @@ class Search:
             return Found(score, partition, name, solver, notes, fresh)
         if cfg.method == "lagrangian":
             score, last = lagrangian(objective, len(x), partition.size, cfg.penalty, budget)
-            found = zip(score.sum(1).tolist(), last.value.tolist(), last.gap.tolist(), strict=True)
+            sampled = fresh.value(score, torch.arange(len(x)))
+            found = zip(score.sum(1).tolist(), last.value.tolist(), sampled.tolist(), last.gap.tolist(), strict=True)
             solver = [
-                {"penalty": cfg.penalty, "kept": k, "objective": v, "gap": g, "steps": last.t} for k, v, g in found
+                {"penalty": cfg.penalty, "kept": k, "objective": v, "monte_carlo": d, "gap": g, "steps": last.t}
+                for k, v, d, g in found
             ]
             return Found(score, partition, name, solver, notes, fresh)
         start = None

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -192,6 +193,18 @@ def test_every_option_explains(options: dict[str, Any], subject: Subject, images
         assert e.gap() < 1e-5
         assert len(e.extra["ordering"]) == e.extra["cells"]
         assert torch.tensor(e.extra["relevance"]).std() > 0
+
+
+def test_the_reference_set_may_be_given(subject: Subject, images: Tensor, tmp_path: Path) -> None:
+    grey = np.full((12, 8, 8), 0.25, dtype=np.float32) + np.linspace(0, 0.1, 12, dtype=np.float32)[:, None, None]
+    np.savez(tmp_path / "grey.npz", images=grey, labels=np.zeros(12, dtype=np.int64))
+    data = auditor.open_data("sklearn:digits", limit=60)
+    given = {"obfuscation": "reference", "reference": str(tmp_path / "grey.npz"), **FAST}
+    explainer = auditor.fit("rde", subject, data, **given)
+    assert explainer.obfuscation_.reference.std((1, 2, 3)).max() < 1e-6, "grey images, not digits"
+    assert explainer.explain(subject, images[:1])[0].gap() < 1e-5
+    with pytest.raises(OptionError, match="needs obfuscation=reference"):
+        auditor.fit("rde", subject, data, reference=str(tmp_path / "grey.npz"), **FAST)
 
 
 def test_budgets_are_kept(fitted: RdeExplainer, subject: Subject, images: Tensor) -> None:
