@@ -327,6 +327,9 @@ def detach(model: str, name: str, as_json: bool) -> None:
 @click.option(
     "--samples", default=8, show_default=True, type=click.IntRange(min=1), help="Noise samples for stability."
 )
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for explainers that search (rde)."
+)
 @SEED
 @PICKLE
 @JSON
@@ -338,6 +341,7 @@ def explain(
     chosen: tuple[str, ...],
     target: str | None,
     samples: int,
+    timeout: float | None,
     seed: int,
     allow_pickle: bool,
     as_json: bool,
@@ -356,6 +360,7 @@ def explain(
             seed=seed,
             out=out,
             allow_pickle=allow_pickle or None,
+            timeout_s=timeout,
         )
     if as_json:
         say(as_text(answer))
@@ -376,6 +381,8 @@ def explain(
             body += [["bias", "", f"{e['bias']:+.3f}"], ["residual", "", f"{e['residual']:+.3f}"]]
             body.append(["= target value", "", f"{e['target_value']:+.3f}"])
         table(["concept", "activation", "contribution"], body)
+        if "summary" in e.get("extra", {}):
+            say(e["extra"]["summary"])
     s = answer["stability"]
     say(
         "",

@@ -57,6 +57,7 @@ class Explainer(ABC):
 
     kind: ClassVar[str]
     Config: ClassVar[type[ExplainerConfig]] = ExplainerConfig
+    per_request: ClassVar[frozenset[str]] = frozenset()  # keywords that ``explain`` takes beyond the target
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         if config is None:

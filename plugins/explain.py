@@ -22,8 +22,12 @@ def explain_image(
     seed: int = 0,
     out: Path | None = None,
     allow_pickle: bool | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Return the answer of DESIGN.md's ``explain``; with ``out`` also write heatmaps and a contact sheet as PNG."""
+    """Return the answer of DESIGN.md's ``explain``; with ``out`` also write heatmaps and a contact sheet as PNG.
+
+    ``options`` (``timeout_s``, ``max_steps``) reach the explainers that take them per request.
+    """
     import torch
 
     from auditor.explanation import class_scores
@@ -40,7 +44,10 @@ def explain_image(
     if target is not None:
         subject.class_index(target)
     explainers = [load(uri, name, subject=subject) for name in names or known]
-    explanations = [explainer.explain(subject, x, target)[0] for explainer in explainers]
+    explanations = []
+    for explainer in explainers:
+        taken = {k: v for k, v in options.items() if k in explainer.per_request and v is not None}
+        explanations.append(explainer.explain(subject, x, target, **taken)[0])
     with torch.no_grad():
         logits = subject.logits(x)
     index = subject.class_index(target) if target is not None else int(logits.argmax())
