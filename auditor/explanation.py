@@ -94,7 +94,8 @@ def class_scores(
     logits: Tensor, names: tuple[str, ...], targets: list[int]
 ) -> tuple[list[ClassScore], list[ClassScore]]:
     """Return prediction and target of every row of ``logits`` (batch, classes)."""
-    probabilities = torch.softmax(logits.double(), dim=1)
+    scores = logits.double()
+    probabilities = torch.sigmoid(scores) if scores.shape[1] == 1 else torch.softmax(scores, dim=1)
 
     def score(row: int, index: int) -> ClassScore:
         return ClassScore(index, names[index], float(probabilities[row, index]), float(logits[row, index]))

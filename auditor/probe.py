@@ -104,7 +104,7 @@ def _judge(
     slope = gradients.get((seen.node, seen.number))
     if layout.name == "tokens" and (slope is None or not bool(layout.to_positions(slope).any())):
         return refuse("its positions do not reach the logits, only its class token does", layout)
-    mark = (shape, hashlib.sha256(z.contiguous().numpy(force=True).tobytes()).digest())
+    mark = (shape, hashlib.sha256(z.float().contiguous().numpy(force=True).tobytes()).digest())
     outer = first.get(mark)
     if outer is None or name.count(".") < outer.count("."):
         first[mark] = name

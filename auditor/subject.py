@@ -164,14 +164,14 @@ class Subject:
                     f"layer {name!r} was called {calls:g} times in one pass and must be called once; "
                     "take a layer that `auditor layers` marks as explainable."
                 )
-        return out, {name: torch.cat(seen) for name, seen in found.items()}
+        return out, {name: _readable(torch.cat(seen)) for name, seen in found.items()}
 
     def forward_from(self, layer: str, z: Tensor) -> Tensor:
         """Return the logits when ``layer`` puts out ``z`` (native shape, any batch) whatever the image was.
 
         Every path from image to logits must pass through the layer; `layers` says for which that holds.
         """
-        module = self._get(layer)
+        module, z = self._get(layer), z.to(self.dtype)
         with self.at_rest():
             if self.max_batch is not None:
                 return torch.cat(
@@ -267,7 +267,7 @@ class Subject:
                 f"the model must put out logits (batch, classes), got shape {tuple(out.shape)}; only image classifiers "
                 "can be audited."
             )
-        return out
+        return _readable(out)
 
     def _run(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.input_shape:
@@ -343,6 +343,11 @@ def _one_tensor(output: Any, where: str, error: type[AuditError]) -> Tensor:
     if isinstance(output, (tuple, list)) and output and isinstance(output[0], Tensor):
         return output[0]
     raise error(f"{where} must put out one tensor, got {type(output).__name__}; take another layer or model.")
+
+
+def _readable(x: Tensor) -> Tensor:
+    """Return half precision as float32: sums of thousands of terms follow."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _first_line(error: BaseException) -> str:

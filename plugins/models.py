@@ -43,7 +43,7 @@ def load_subject(
         module, exported_shape = _open(path, uri, allow_pickle)
         shape = notes.get("input_shape") or exported_shape or _signature_shape(path)
     if size is not None:
-        channels = shape[0] if shape else 3
+        channels = shape[0] if shape and shape[0] > 0 else 3
         shape = [channels, *(size if len(size) == 2 else (size[0], size[0]))]
     if shape is None or min(shape) < 1:
         raise ModelError(
@@ -290,7 +290,7 @@ def _open_exported(file: Path, uri: str) -> tuple[nn.Module, list[int] | None]:
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
             sizes = list(node.meta["val"].shape[1:])
-            return module, [int(n) for n in sizes] if all(isinstance(n, int) for n in sizes) else None
+            return module, [n if isinstance(n, int) else -1 for n in sizes]  # -1: any size, by the exported graph
     return module, None
 
 
@@ -301,6 +301,6 @@ def _signature_shape(path: Path) -> list[int] | None:
     schema = model.get_input_schema()
     if schema is not None and schema.is_tensor_spec():
         sizes = [int(n) for n in schema.inputs[0].shape[1:]]
-        if len(sizes) == 3 and min(sizes) > 0:
+        if len(sizes) == 3:
             return sizes
     return None

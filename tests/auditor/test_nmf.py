@@ -208,3 +208,13 @@ def test_columns_keep_positions_of_an_image_together():
     subject = Subject(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(18, 2)), input_shape=(1, 3, 3))
     z = torch.rand(4, 2, 3, 3)
     torch.testing.assert_close(as_columns(subject.layout("0"), z)[:, 9:18], z[1].flatten(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions(tiny, tiny_npz, dtype):
+    subject = Subject(tiny.module.to(dtype), input_shape=(1, 13, 17))
+    data = open_data(tiny_npz)
+    e = fit("nmf", subject, data, rank=3, refits=1)
+    x = next(data.batches(subject, 3)).images
+    assert all(item.gap() < 1e-6 for item in e.explain(subject, x))
+    assert e.metrics["f_reg"] < 0.1

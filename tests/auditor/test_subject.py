@@ -190,3 +190,10 @@ def test_an_untrained_transformer_with_a_zero_head_is_read_the_same_way():
     net = small_vit()
     nn.init.zeros_(net.heads.head.weight)
     assert Subject(net, input_shape=(3, 32, 32)).default_layer() == "encoder.layers.encoder_layer_1"
+
+
+def test_one_logit_is_a_yes_or_no():
+    from auditor.explanation import class_scores
+
+    (p,), _ = class_scores(torch.tensor([[0.0]]), ("yes",), [0])
+    assert p.probability == 0.5

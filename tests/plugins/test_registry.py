@@ -332,3 +332,24 @@ def test_torchvision_families_through_the_registry(registry, name, tmp_path):
     e = fit("nmf", subject, open_data(tmp_path / "x.npz"), rank=4, refits=1, batch_size=4, max_iter=40)
     assert all(item.gap() < 1e-4 for item in e.explain(subject, x))
     assert [i.gap() < 1e-4 for i in e.explain(memory, x)] == [True, True]
+
+
+def test_a_model_for_any_size_needs_to_be_told_one(registry):
+    """Exported with free height and width: the size is asked for once, then travels with the version."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)).eval()
+    with mlflow.start_run():
+        mlflow.pytorch.log_model(
+            net,
+            name="m",
+            signature=ModelSignature(inputs=Schema([TensorSpec(np.dtype("float32"), (-1, 1, -1, -1))])),
+            input_example=np.zeros((2, 1, 20, 24), "float32"),
+            registered_model_name="anysize",
+            pip_requirements=["torch"],
+        )
+    with pytest.raises(ModelError, match="its input size is not recorded; say it with `auditor describe"):
+        plugins.load_subject("models:/anysize/1")
+    plugins.describe("models:/anysize/1", size=[16, 18])
+    assert plugins.load_subject("models:/anysize/1").input_shape == (1, 16, 18)
