@@ -7,6 +7,7 @@
 with P_b >= 0 except for signed blocks, F >= 0. Method page: multi-aspect coupled NMF for CNNs. Choices of ours: the
 order of a sweep is all P_b, then F; groups are columns with one label; TV runs along the order of the examples and
 enters through a half-quadratic majoriser, whose gradient is split into non-negative parts, so F cannot turn negative;
+``scale_rows`` gives the rows of F mean one (the paper: sum one, which is the same with other units for the lambdas);
 a factor that dies is frozen. Blocks come already scaled by their weights.
 """
 
@@ -90,15 +91,15 @@ def group_norm(F: Tensor, groups: Tensor | None) -> float:
 
 def shrink_group(v: Tensor, threshold: float) -> Tensor:
     """Return the prox of  threshold * |.|_2  on the non-negative orthant, along the last axis: clip, then shrink."""
-    y = v.clamp_min(0)
-    norm = y.norm(dim=-1, keepdim=True)
-    return y * (1 - threshold / norm.clamp_min(TINY)).clamp_min(0)
+    y: Tensor = v.clamp_min(0)
+    keep: Tensor = (1 - threshold / y.norm(dim=-1, keepdim=True).clamp_min(TINY)).clamp_min(0)
+    return y * keep
 
 
 def _members(F: Tensor, groups: Tensor | None) -> list[Tensor]:
     if groups is None:
         return [torch.arange(F.shape[1], device=F.device)]
-    return [(groups == label).nonzero()[:, 0].to(F.device) for label in groups.unique()]
+    return [(groups == label).nonzero()[:, 0].to(F.device) for label in sorted(set(groups.tolist()))]
 
 
 def _tv_steps(F: Tensor) -> Tensor:
@@ -216,8 +217,8 @@ def _rescaled(P: list[Tensor], F: Tensor, normalise: str, scale_rows: bool) -> t
     def safe(s: Tensor) -> Tensor:
         return torch.where(s > 0, s, torch.ones_like(s))
 
-    if scale_rows:  # rows of F sum to one, their weight moves to the bases
-        r = safe(F.sum(1))
+    if scale_rows:  # rows of F get mean one, their weight moves to the bases
+        r = safe(F.mean(1))
         return [p * r for p in P], F / r[:, None]
     if normalise == "common":  # one scale per factor: the norm of its stacked column
         s = safe(torch.stack([p.square().sum(0) for p in P]).sum(0).sqrt())
