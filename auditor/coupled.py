@@ -29,6 +29,7 @@ from auditor.subject import Subject
 from auditor.tcav import Tcav
 
 log = logging.getLogger(__name__)
+THUMB = 24  # pixels of a fitted example's thumbnail, for the neighbour view
 LAMBDAS = (0.1, 0.01, 0.001)  # of the paper's table, each against 1
 
 
@@ -82,6 +83,7 @@ class CoupledExplainer(Explainer):
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted
     class_score_: Tensor  # (concepts, classes) latent score summed per class
     tcav_: Tensor  # (concepts, classes)
+    thumbs_: Tensor  # uint8 (examples, channels, THUMB, THUMB)
     gallery_: Gallery
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> CoupledExplainer:
@@ -124,6 +126,8 @@ class CoupledExplainer(Explainer):
         gallery = Gallery(cfg.rank, cfg.top_images, (1, 1))
         gallery.offer(Batch(thumbs, self.labels_, self.ids_), best.F.T.unsqueeze(-1))
         self.gallery_ = gallery
+        small = torch.nn.functional.adaptive_avg_pool2d(thumbs, THUMB)
+        self.thumbs_ = (small * 255).round().clamp(0, 255).to(torch.uint8)
         self._measure(subject, self._scaled(held_X) if len(held) else X, held if len(held) else kept, progress)
         self._fitted_to(subject, data, layer)
         return self
@@ -161,7 +165,7 @@ class CoupledExplainer(Explainer):
     def tensors(self) -> dict[str, Tensor]:
         """Return the bases, the latent, the labels, what was measured by class, and the gallery's crops."""
         own = {"latent": self.F_, "labels": self.labels_, "by_class": self.by_class_}
-        own |= {"class_score": self.class_score_, "tcav": self.tcav_}
+        own |= {"class_score": self.class_score_, "tcav": self.tcav_, "thumbs": self.thumbs_}
         own |= {f"basis.{i}": p for i, p in enumerate(self.P_)}
         return {**own, **self.gallery_.tensors()}
 
@@ -179,7 +183,7 @@ class CoupledExplainer(Explainer):
         self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
         self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])
         self.by_class_, self.class_score_, self.tcav_ = tensors["by_class"], tensors["class_score"], tensors["tcav"]
-        self.gallery_ = Gallery.restore(tensors, state["gallery"])
+        self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
 
     # inside
 
