@@ -401,7 +401,7 @@ def explain(
 @click.option("--layer", help="Layer to compare; default: the one auditor layers suggests for the first version.")
 @click.option("--rank", default=10, show_default=True, type=click.IntRange(min=1), help="Concepts per version.")
 @click.option(
-    "--refits", default=6, show_default=True, type=click.IntRange(min=5), help="Fits per version, for the null."
+    "--refits", default=8, show_default=True, type=click.IntRange(min=5), help="Fits per version, for the null."
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N images only.")
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the comparison to this PNG.")

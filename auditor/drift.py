@@ -108,7 +108,7 @@ def compare(
     *,
     layer: str | None = None,
     rank: int = 10,
-    refits: int = 6,
+    refits: int = 8,
     max_positions: int = 6000,
     max_eval: int = 200,
     batch_size: int = 64,
