@@ -22,6 +22,7 @@ class Shot:
     score: float
     box: tuple[float, float, float, float]  # top, left, bottom, right
     crop: Tensor  # uint8 (channels, CROP, CROP)
+    heat: Tensor  # uint8 (CROP, CROP): where in the crop, 255 at the image's peak
 
 
 class Gallery:
@@ -43,7 +44,8 @@ class Gallery:
                     break
                 box = self._box(int(where[i, k]))
                 crop = _cut(batch.images[i], box)
-                kept.append(Shot(batch.ids[i], int(batch.labels[i]), score, box, crop))
+                heat = self._heat(scores[i, k], box)
+                kept.append(Shot(batch.ids[i], int(batch.labels[i]), score, box, crop, heat))
             kept.sort(key=lambda shot: -shot.score)  # stable: earlier images win ties
             del kept[self.n_top :]
 
@@ -54,9 +56,12 @@ class Gallery:
         return out
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all crops in one tensor."""
-        crops = [shot.crop for kept in self.shots for shot in kept]
-        return {"crops": torch.stack(crops)} if crops else {"crops": torch.zeros(0, 1, CROP, CROP, dtype=torch.uint8)}
+        """Return all crops in one tensor, and their heat in another."""
+        shots = [shot for kept in self.shots for shot in kept]
+        if not shots:
+            none = torch.zeros(0, 1, CROP, CROP, dtype=torch.uint8)
+            return {"crops": none, "crop_heat": none[:, 0]}
+        return {"crops": torch.stack([s.crop for s in shots]), "crop_heat": torch.stack([s.heat for s in shots])}
 
     def captions(self) -> dict[str, Any]:
         """Return all that is not pixels, ready for JSON."""
@@ -70,11 +75,18 @@ class Gallery:
         """Put a stored gallery together again."""
         rows: list[list[dict[str, Any]]] = captions["shots"]
         out = cls(len(rows), int(captions["n_top"]), (captions["grid"][0], captions["grid"][1]))
-        crops = iter(tensors["crops"])
+        crops, heats = iter(tensors["crops"]), iter(tensors["crop_heat"])
         out.shots = [
-            [Shot(r["id"], r["label"], r["score"], tuple(r["box"]), next(crops)) for r in kept] for kept in rows
+            [Shot(r["id"], r["label"], r["score"], tuple(r["box"]), next(crops), next(heats)) for r in kept]
+            for kept in rows
         ]
         return out
+
+    def _heat(self, scores: Tensor, box: tuple[float, float, float, float]) -> Tensor:
+        """Return one image's scores over the crop, as fine as the crop."""
+        grid = scores.reshape(1, 1, *self.grid).float()
+        fine = torch.nn.functional.interpolate(grid, size=(4 * CROP, 4 * CROP), mode="bilinear", align_corners=False)
+        return _cut((fine[0] / scores.max().clamp_min(1e-30)).clamp(0, 1).cpu(), box)[0]
 
     def _box(self, position: int) -> tuple[float, float, float, float]:
         """Return a window of half the image around a cell, moved inside the image."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLOCK = 512  # columns per block: 512 x 32 floats stay in the second-level cache
+ROWS = 32  # components per group at high rank
 DEAD = 1e-12  # a diagonal entry below this share of the largest one belongs to a dead component
 
 
@@ -80,6 +81,9 @@ def _sweep_block(
 def sweep(F: Tensor, B: Tensor, G: Tensor, n_sweeps: int = 1) -> Tensor:
     """Return F after ``n_sweeps`` cyclic coordinate passes, by the fastest form for the device of ``F``.
 
+    Above ``ROWS`` components the rows are taken in groups: one matrix product brings a group's right-hand side up to
+    date with all other rows, coordinate passes within the group do the rest. That is the same cyclic order.
+
     Example
     -------
     >>> G, B = torch.eye(2), torch.tensor([[1.0, -1.0], [2.0, 3.0]])
@@ -87,10 +91,59 @@ def sweep(F: Tensor, B: Tensor, G: Tensor, n_sweeps: int = 1) -> Tensor:
     tensor([[1., 0.],
             [2., 3.]])
     """
+    floor = float(G.diagonal().max()) * DEAD
+    if F.device.type == "cuda":
+        from auditor.kernels.coordinate_triton import sweep_triton  # Triton is only there with CUDA builds of torch
+
+        return sweep_triton(F, B, G, n_sweeps, floor)
     if F.device.type != "cpu":
         return sweep_reference(F, B, G, n_sweeps)
-    floor = float(G.diagonal().max()) * DEAD
-    out = F.detach().clone(memory_format=torch.contiguous_format)
-    f, b, g = out.numpy(), B.detach().contiguous().numpy(), G.detach().to(F.dtype).contiguous().numpy()
-    over_blocks(lambda lo, hi: _sweep_block(f, b, g, n_sweeps, floor, lo, hi), F.shape[1])
+    out, B, G = F.detach().clone(memory_format=torch.contiguous_format), B.detach(), G.detach().to(F.dtype)
+    if F.shape[0] <= ROWS + ROWS // 2:
+        _sweep_rows(out, B, G, n_sweeps, floor)
+        return out
+    for _ in range(n_sweeps):
+        for k in range(0, F.shape[0], ROWS):
+            group = slice(k, k + ROWS)
+            others = G[group].clone()
+            others[:, group] = 0
+            _sweep_rows(out[group], B[group] - others @ out, G[group, group], 1, floor)
     return out
+
+
+def multiply_reference(F: Tensor, B: Tensor, G: Tensor, eps: float) -> Tensor:
+    """Return the multiplicative update F * B / (G F + eps) of Lee & Seung, which never raises the same objective."""
+    return F * B / (G @ F + eps)
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"contract"})
+def _multiply_block(F: NDArray[Any], B: NDArray[Any], H: NDArray[Any], eps: float, lo: int, hi: int) -> None:
+    tiny = F.dtype.type(eps)
+    for k in range(F.shape[0]):
+        for p in range(lo, hi):
+            H[k, p] = F[k, p] * B[k, p] / (H[k, p] + tiny)
+
+
+def multiply(F: Tensor, B: Tensor, G: Tensor, eps: float = 1e-9) -> Tensor:
+    """Return F * B / (G F + eps) for B, G >= 0, by the fastest form for the device of ``F``.
+
+    Example
+    -------
+    >>> multiply(torch.ones(1, 2), torch.tensor([[4.0, 0.0]]), torch.tensor([[2.0]]))
+    tensor([[2., 0.]])
+    """
+    if F.device.type == "cuda":
+        from auditor.kernels.coordinate_triton import multiply_triton
+
+        return multiply_triton(F, B, G, eps)
+    if F.device.type != "cpu":
+        return multiply_reference(F, B, G, eps)
+    H = G.to(F.dtype) @ F.detach()
+    f, b, h = F.detach().contiguous().numpy(), B.detach().contiguous().numpy(), H.numpy()
+    over_blocks(lambda lo, hi: _multiply_block(f, b, h, eps, lo, hi), F.shape[1], block=8 * BLOCK)
+    return H
+
+
+def _sweep_rows(F: Tensor, B: Tensor, G: Tensor, n_sweeps: int, floor: float) -> None:
+    f, b, g = F.numpy(), B.contiguous().numpy(), G.contiguous().numpy()
+    over_blocks(lambda lo, hi: _sweep_block(f, b, g, n_sweeps, floor, lo, hi), F.shape[1])

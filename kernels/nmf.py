@@ -17,10 +17,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from auditor.kernels.coordinate import sweep
+from auditor.kernels.coordinate import multiply, sweep
+from auditor.kernels.energy import Energy, energy, inner_product, sample_columns
 from auditor.kernels.nndsvd import nndsvda, random_start
 
 MU_EPS = 1e-9
+COARSE = 96  # positions per component in the smallest sample of the coarse-to-fine start
+COARSE_STEPS = 60
+COARSE_TOL = 1e-3
+ANSWER_PASSES = 5
+MANY = 64  # components above which columns of X are the better start
 
 
 class Status(str, Enum):
@@ -53,7 +59,7 @@ class State:
     objective: float
 
 
-def _check(X: Tensor, rank: int, signed: bool) -> None:
+def _checked(X: Tensor, rank: int, signed: bool) -> Energy:
     if X.ndim != 2:
         raise ValueError(f"NMF: X must be (channels, positions), got shape {tuple(X.shape)}.")
     if not 1 <= rank <= min(X.shape):
@@ -61,26 +67,25 @@ def _check(X: Tensor, rank: int, signed: bool) -> None:
             f"NMF: rank must be between 1 and the smaller side of X, got rank {rank} for {X.shape[0]} x "
             f"{X.shape[1]} values; choose a smaller rank or give more positions."
         )
-    low, high = (float(v) for v in X.aminmax())
-    if not (math.isfinite(low) and math.isfinite(high)):
+    seen = energy(X)
+    if not (math.isfinite(seen.low) and math.isfinite(seen.high)):
         raise ValueError("NMF: X must be finite, got NaN or infinite values; look at the layer's activations first.")
-    if low < 0 and not signed:
+    if seen.low < 0 and not signed:
         raise ValueError(
-            f"NMF: X must be non-negative, got a smallest value of {low:.4g}; "
+            f"NMF: X must be non-negative, got a smallest value of {seen.low:.4g}; "
             "choose a layer after a ReLU, or signed=True."
         )
+    return seen
 
 
 def _objective(x2: float, B: Tensor, G: Tensor, S: Tensor, SS: Tensor) -> float:
     """Return |X - W S|^2 = |X|^2 - 2 <W^T X, S> + <W^T W, S S^T>, summed in float64."""
-    cross = torch.sum(B * S, dim=1, dtype=torch.float64).sum()
-    return max(x2 - 2 * float(cross) + float((G.double() * SS.double()).sum()), 0.0)
+    return max(x2 - 2 * inner_product(B, S) + inner_product(G, SS), 0.0)
 
 
 def _unit_columns(W: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
-    norms = W.norm(dim=0)
-    safe = torch.where(norms > 0, norms, torch.ones_like(norms))
-    return W / safe, S * safe[:, None]
+    norms = _norms(W)
+    return W / norms, S * norms[:, None]
 
 
 def _reseed(X: Tensor, W: Tensor, S: Tensor, B: Tensor, G: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
@@ -104,38 +109,65 @@ def _free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
     return (XSt.double() @ inverse).to(XSt.dtype)
 
 
-def hals(X: Tensor, W: Tensor, S: Tensor, *, signed: bool = False, inner: int = 3) -> Iterator[State]:
-    """Yield HALS iterates; each updates W and then S with ``inner`` coordinate passes per matrix product."""
-    x2 = float(torch.sum(X * X, dim=1, dtype=torch.float64).sum())
-    SS = S @ S.T
-    yield State(0, W, S, _objective(x2, W.T @ X, W.T @ W, S, SS))
+def hals(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool = False, inner: int = 3) -> Iterator[State]:
+    """Yield extrapolated HALS iterates (Ang & Gillis 2019) of |X - W S|^2, |X|^2 = ``x2``.
+
+    Each step updates W and then S by ``inner`` coordinate passes per matrix product, W and S both pushed on by
+    ``beta`` times their last move. A step that would raise the objective is taken again without the push.
+    """
+    objective = _objective(x2, W.T @ X, W.T @ W, S, S @ S.T)
+    yield State(0, W, S, objective)
+    accepted = start = last = _unit_columns(W, S)  # the pair yielded, with S pushed on, and before W was pushed on
+    beta, beta_limit = 0.5, 1.0
     for t in itertools.count(1):
-        XSt = X @ S.T
-        W = _free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
-        W, S = _unit_columns(W, S)
-        B, G = W.T @ X, W.T @ W
-        S = sweep(S, B, G, inner)
-        SS = S @ S.T
-        yield State(t, W, S, _objective(x2, B, G, S, SS))
-        W, S = _reseed(X, W, S, B, G, signed)
-        SS = S @ S.T
+        for (W, S), push in ((start, beta), (accepted, 0.0)):
+            SS, XSt = S @ S.T, X @ S.T
+            W_next = _free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
+            norms = _norms(W_next)
+            W_next = W_next / norms
+            W = _pushed(W_next, last[0] / norms, push, free=signed)
+            B, G = W.T @ X, W.T @ W
+            S = sweep(S * norms[:, None], B, G, inner)
+            value = _objective(x2, B, G, S, S @ S.T)
+            if value <= objective:
+                break
+            beta, beta_limit = beta / 2, beta
+        objective = value
+        yield State(t, W, S, value)
+        beta_limit = min(1.0, 1.05 * beta_limit)
+        beta = min(beta_limit, 1.1 * beta)
+        start, last, accepted = (W, _pushed(S, accepted[1] * norms[:, None], push)), (W_next, S), (W, S)
+        W_seed, S_seed = _reseed(X, W, S, B, G, signed)
+        if W_seed is not W:
+            accepted = start = last = W_seed, S_seed
 
 
-def multiplicative(X: Tensor, W: Tensor, S: Tensor, *, signed: bool = False) -> Iterator[State]:
+def _norms(W: Tensor) -> Tensor:
+    norms = W.norm(dim=0)
+    return torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
+def _pushed(new: Tensor, old: Tensor, push: float, free: bool = False) -> Tensor:
+    if push == 0:
+        return new
+    moved = torch.lerp(old, new, 1 + push)
+    return moved if free else moved.clamp_min_(0)
+
+
+def multiplicative(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool = False) -> Iterator[State]:
     """Yield multiplicative-update iterates, W first. With ``signed`` W is the least-squares basis."""
-    x2 = float(torch.sum(X * X, dim=1, dtype=torch.float64).sum())
     SS = S @ S.T
     yield State(0, W, S, _objective(x2, W.T @ X, W.T @ W, S, SS))
     for t in itertools.count(1):
         XSt = X @ S.T
-        W = _free_basis(XSt, SS) if signed else W * XSt / (W @ SS + MU_EPS)
+        W = _free_basis(XSt, SS) if signed else multiply(W.T, XSt.T, SS, MU_EPS).T
         B, G = W.T @ X, W.T @ W
         if signed:
             rise = B.clamp_min(0) + (-G).clamp_min(0) @ S
             fall = (-B).clamp_min(0) + G.clamp_min(0) @ S
             S = S * (rise / (fall + MU_EPS)).sqrt()
         else:
-            S = S * B / (G @ S + MU_EPS)
+            S = multiply(S, B, G, MU_EPS)
         SS = S @ S.T
         yield State(t, W, S, _objective(x2, B, G, S, SS))
 
@@ -160,19 +192,22 @@ def factorize(
     rank: int,
     *,
     seed: int = 0,
-    init: Literal["nndsvda", "random"] = "nndsvda",
+    init: Literal["auto", "nndsvda", "columns", "random"] = "auto",
     solver: Literal["hals", "mu"] = "hals",
     max_iter: int = 200,
     tol: float = 1e-4,
     W0: Tensor | None = None,
     S0: Tensor | None = None,
     signed: bool = False,
+    target_error: float = 0.0,
     on_step: Callable[[int, float], None] | None = None,
 ) -> Factorization:
     """Factorize X (channels, positions) into W (channels, rank) and S (rank, positions) with S >= 0.
 
-    W >= 0 too, unless ``signed`` (semi-NMF). Stops once an iteration lowers the objective by less than ``tol`` of its
-    value. ``W0`` and ``S0`` start warm; with only one of them given the other comes from ``init``.
+    W >= 0 too, unless ``signed`` (semi-NMF). ``init="auto"`` is NNDSVDa up to rank 64 and energetic columns of X above,
+    where they start lower for less work; NNDSVDa and random starts are first fitted to samples of the positions when
+    there are many. Stops once ten iterations would lower the objective by less than ``tol`` of its value, or at a
+    relative error of ``target_error``. ``W0`` and ``S0`` start warm; one of them alone is completed.
 
     Example
     -------
@@ -180,42 +215,80 @@ def factorize(
     >>> factorize(X, rank=1).relative_error < 1e-3
     True
     """
-    _check(X, rank, signed)
     X = X.detach() if X.dtype == torch.float64 else X.detach().float()
-    W, S = _start(X, rank, seed, init, W0, S0, signed)
-    states = hals(X, W, S, signed=signed) if solver == "hals" else multiplicative(X, W, S, signed=signed)
+    seen = _checked(X, rank, signed)
+    W, S = _start(X, rank, seen, seed, init, W0, S0, signed)
+    solve = hals if solver == "hals" else multiplicative
+    floor = max(10 * torch.finfo(X.dtype).eps, target_error) ** 2 * seen.total
+    status, best, history = _iterate(solve(X, W, S, seen.total, signed=signed), floor, max_iter, tol, on_step)
+    W, S = _unit_columns(best.W, best.S)
+    W, S = W.contiguous(), S.contiguous()
+    error = math.sqrt(energy(X - W @ S).total / seen.total) if seen.total > 0 else 0.0
+    return Factorization(W, S, status, len(history) - 1, history, kkt_residual(X, W, S, signed=signed), error)
+
+
+def _iterate(
+    states: Iterator[State],
+    floor: float,
+    max_iter: int,
+    tol: float,
+    on_step: Callable[[int, float], None] | None = None,
+) -> tuple[Status, State, list[float]]:
     best = next(states)
-    history, status, n_iter = [best.objective], Status.STEP_LIMIT, 0
-    x2 = float(torch.sum(X * X, dim=1, dtype=torch.float64).sum())
-    floor = (10 * torch.finfo(X.dtype).eps) ** 2 * x2
+    history = [best.objective]
+    if best.objective <= floor:
+        return Status.CONVERGED, best, history
     for state in itertools.islice(states, max_iter):
-        n_iter = state.t
         if state.objective > history[-1]:  # only rounding can do this: the floor of the number format is reached
-            status = Status.CONVERGED
-            break
+            return Status.CONVERGED, best, history
         gain, best = history[-1] - state.objective, state
         history.append(state.objective)
         if on_step is not None:
             on_step(state.t, state.objective)
-        if gain <= tol * state.objective or state.objective <= floor:
-            status = Status.CONVERGED
-            break
-    W, S = _unit_columns(best.W, best.S)
-    W, S = W.contiguous(), S.contiguous()
-    error = float((X - W @ S).norm() / X.norm()) if x2 > 0 else 0.0
-    return Factorization(W, S, status, n_iter, history, kkt_residual(X, W, S, signed=signed), error)
+        if gain <= tol / 10 * state.objective or state.objective <= floor:
+            return Status.CONVERGED, best, history
+    return Status.STEP_LIMIT, best, history
 
 
 def _start(
-    X: Tensor, rank: int, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
+    X: Tensor, rank: int, seen: Energy, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
 ) -> tuple[Tensor, Tensor]:
     for name, given, wanted in (("W0", W0, (X.shape[0], rank)), ("S0", S0, (rank, X.shape[1]))):
         if given is not None and tuple(given.shape) != wanted:
             raise ValueError(f"NMF: {name} must have shape {wanted}, got {tuple(given.shape)}.")
         if given is not None and not (signed and name == "W0") and float(given.min()) < 0:
             raise ValueError(f"NMF: {name} must be non-negative, got a smallest value of {float(given.min()):.4g}.")
-    if W0 is None or S0 is None:
-        generator = torch.Generator().manual_seed(seed)
-        W, S = (nndsvda if init == "nndsvda" else random_start)(X, rank, generator, signed=signed)
-    W, S = (W if W0 is None else W0.to(X)), (S if S0 is None else S0.to(X))
-    return W.detach(), S.detach()
+    generator = torch.Generator().manual_seed(seed)
+    if W0 is not None:
+        W = W0.detach().to(X)
+        return W, S0.detach().to(X) if S0 is not None else _answer(X, W)
+    if S0 is not None:
+        S = S0.detach().to(X)
+        return random_start(X, rank, generator, signed=signed)[0], S
+    return _coarse_to_fine(X, rank, seen, generator, init, signed)
+
+
+def _answer(X: Tensor, W: Tensor) -> Tensor:
+    """Return a few coordinate passes towards argmin_{S >= 0} |X - W S|^2."""
+    B, G = W.T @ X, W.T @ W
+    return sweep((B / G.diagonal().clamp_min(torch.finfo(X.dtype).tiny)[:, None]).clamp_min(0), B, G, ANSWER_PASSES)
+
+
+def _coarse_to_fine(
+    X: Tensor, rank: int, seen: Energy, generator: torch.Generator, init: str, signed: bool
+) -> tuple[Tensor, Tensor]:
+    """Return a start for all positions, fitted on growing samples of them: W needs far fewer positions than S has."""
+    if init == "columns" or (init == "auto" and rank > MANY and not signed):
+        W = sample_columns(X, seen.columns, rank, generator)
+        W = (W if signed else W.clamp_min(0)) / _norms(W)
+        return W, _answer(X, W)
+    begin = random_start if init == "random" else nndsvda
+    sizes = [size for size in (COARSE * rank * 4**level for level in range(12)) if size <= X.shape[1] // 3]
+    if not sizes:
+        return begin(X, rank, generator, signed=signed)
+    for level, size in enumerate(sizes):
+        part = sample_columns(X, seen.columns, size, generator)
+        W, S = begin(part, rank, generator, signed=signed) if level == 0 else (W, _answer(part, W))
+        x2 = energy(part).total
+        W = _iterate(hals(part, W, S, x2, signed=signed), 0.0, COARSE_STEPS, COARSE_TOL)[1].W
+    return W, _answer(X, W)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from sklearn.decomposition import NMF
 
-from auditor.kernels.coordinate import sweep, sweep_reference
+from auditor.kernels.coordinate import multiply, multiply_reference, sweep, sweep_reference
 from auditor.kernels.nmf import Factorization, Status, factorize, kkt_residual
 
 
@@ -128,3 +128,35 @@ def test_on_step_sees_every_iteration():
 def test_bad_input_gets_one_sentence(X, rank, sentence):
     with pytest.raises(ValueError, match=sentence):
         factorize(X, rank)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("init", ["auto", "columns", "random"])
+def test_many_positions_start_on_samples_and_end_as_well(signed, init):
+    X = low_rank(24, 3000, 5, dtype=torch.float32) - (0.2 if signed else 0)
+    fit = factorize(X, 4, signed=signed, init=init)
+    plain = factorize(
+        X, 4, signed=signed, W0=torch.rand(24, 4, generator=torch.Generator().manual_seed(1)), max_iter=500
+    )
+    assert fit.relative_error <= 1.02 * plain.relative_error
+    assert all(b <= a for a, b in zip(fit.objective, fit.objective[1:], strict=False))
+
+
+def test_high_rank_and_target_error():
+    X = low_rank(90, 150, 80, dtype=torch.float32)
+    fit = factorize(X, 70, target_error=0.05)
+    assert fit.relative_error <= 0.05 * (1 + 1e-4)
+    assert fit.status is Status.CONVERGED
+    assert fit.n_iter < factorize(X, 70, target_error=0.02, max_iter=500).n_iter
+
+
+@pytest.mark.parametrize("shape", [(13, 17), (5, 1), (70, 5000)])
+def test_fast_multiplication_equals_the_formula(shape):
+    g = torch.Generator().manual_seed(0)
+    W, X, F = (
+        torch.rand(shape[0], 3, generator=g),
+        torch.rand(*shape, generator=g),
+        torch.rand(3, shape[1], generator=g),
+    )
+    got, want = multiply(F, W.T @ X, W.T @ W), multiply_reference(F, W.T @ X, W.T @ W, 1e-9)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
-from auditor.kernels.projection import project
+from auditor.kernels.projection import project, project_by_passes
 
 
 def scipy_projection(X, W, l2=0.0):
@@ -72,3 +72,11 @@ def test_batch_equals_its_positions_one_by_one_and_none_is_fine():
 def test_bad_input_gets_one_sentence(X, W, l2, sentence):
     with pytest.raises(ValueError, match=sentence):
         project(X, W, l2=l2)
+
+
+def test_passes_alone_reach_the_active_set_answer():
+    g = torch.Generator().manual_seed(5)
+    X, W = torch.rand(30, 60, generator=g).double() - 0.3, torch.rand(30, 7, generator=g).double() - 0.3
+    W[:, 6] = 0
+    B, G = W.T @ X, W.T @ W
+    torch.testing.assert_close(project_by_passes(B.clamp_min(0), B, G), project(X, W), rtol=0, atol=1e-6)

@@ -1,0 +1,86 @@
+"""Read-outs of a shared latent F (concepts, examples): neighbours, classes, how distinct the factors are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def unit(M: Tensor, dim: int) -> Tensor:
+    """Return M with unit vectors along ``dim``; a zero vector stays zero."""
+    norms = M.norm(dim=dim, keepdim=True)
+    return torch.where(norms > 0, M / norms.clamp_min(1e-300 if M.dtype == torch.float64 else 1e-30), M * 0)
+
+
+def top_examples(F: Tensor, n: int = 20) -> Tensor:
+    """Return the indices (concepts, n) of the examples with the largest score of each concept."""
+    return F.argsort(dim=1, descending=True, stable=True)[:, :n]
+
+
+def class_scores_of(F: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Return (concepts, classes): each concept's score summed over the examples of a class; unknown labels left out."""
+    known = labels >= 0
+    out = torch.zeros(F.shape[0], n_classes, dtype=F.dtype)
+    return out.index_add_(1, labels[known], F[:, known])
+
+
+def purity(F: Tensor, labels: Tensor, n: int = 20) -> float:
+    """Return the mean share of the most frequent label in the concepts' top lists; NaN without labels."""
+    shares = []
+    for top in top_examples(F, n):
+        known = labels[top][labels[top] >= 0]
+        if known.numel():
+            shares.append(int(known.bincount().max()) / known.numel())
+    return sum(shares) / len(shares) if shares else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Distinctness:
+    """Cosine matrix of a layer's factors, its eigenvalues, the mean of the larger half and the off-diagonal RMS.
+
+    The trace is the number of concepts, so the mean of all eigenvalues is always one: only the top half tells.
+    """
+
+    cosines: Tensor  # (concepts, concepts)
+    eigenvalues: Tensor  # descending
+    top_mean: float
+    off_diagonal: float
+
+
+def distinctness(basis: Tensor) -> Distinctness:
+    """Measure how far the columns of a basis (neurons, concepts) are from being orthogonal."""
+    U = unit(basis.double(), 0)
+    C = U.T @ U
+    d = C.shape[0]
+    values = torch.linalg.eigvalsh(C).flip(0)
+    off = C - torch.diag(C.diagonal())
+    rms = math.sqrt(float(off.square().sum()) / (d * (d - 1))) if d > 1 else 0.0
+    return Distinctness(C, values, float(values[: math.ceil(d / 2)].mean()), rms)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Nearest examples of one image in the latent space, and how their strongest concepts are distributed."""
+
+    index: list[int]
+    similarity: list[float]
+    concepts: list[float]  # share of the neighbours whose strongest concept it is
+
+
+def neighbours(f: Tensor, F: Tensor, n: int = 30, skip: int | None = None) -> Neighbours:
+    """Return the ``n`` examples of F nearest to f by cosine; a blank example is near nobody. ``skip`` is f itself."""
+    cosine = unit(F.double(), 0).T @ unit(f.double(), 0)
+    if skip is not None:
+        cosine[skip] = -math.inf
+    found = cosine.argsort(descending=True, stable=True)[: min(n, F.shape[1] - (skip is not None))]
+    strongest = F[:, found].argmax(0).bincount(minlength=F.shape[0]).double()
+    share = strongest / max(1, found.numel())
+    return Neighbours(found.tolist(), [float(c) for c in cosine[found]], share.tolist())
+
+
+def mask_of(latent: Tensor) -> Tensor:
+    """Return where a latent image lies above its median."""
+    return latent > latent.median()
