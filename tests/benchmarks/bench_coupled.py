@@ -98,7 +98,9 @@ def main() -> None:
             firsts.append(runs[0].F)
     between = [linear_cka(firsts[0], F) for F in firsts[1:]]
     gap = oracle_gap(X)
-    print(f"smallest CKA over lambda {min(ckas):.3f} (want .95); between starts {min(between):.3f} to {max(between):.3f}")
+    print(
+        f"smallest CKA over lambda {min(ckas):.3f} (want .95); between starts {min(between):.3f} to {max(between):.3f}"
+    )
     print(f"mean purity {np.mean(purities):.3f} (want .65); largest difference to the stacked oracle {gap:.1e} (1e-10)")
     sys.exit(0 if min(ckas) >= 0.95 and np.mean(purities) >= 0.65 and gap <= 1e-10 else 1)
 

@@ -1,0 +1,175 @@
+"""Commands about attached explainers: fit, list, verify, detach, label."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
+
+
+@auditor.command(
+    epilog=example(
+        "auditor fit nmf models:/digits/1 --data sklearn:digits --name concepts --set rank=10",
+        "auditor fit nmf models:/birds@champion --data photos/ --layer layer4 --set rank=auto",
+    )
+)
+@click.argument("kind")
+@click.argument("model")
+@click.option("--data", required=True, help="Images to fit on; see auditor --help.")
+@click.option("--name", help="Name under which it is attached; default: the kind.")
+@click.option("--layer", help="Layer to explain; default: the one auditor layers suggests.")
+@click.option("--target", help="Class to explain, by name or index; default: whatever is predicted.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the kind; may be repeated.")
+@click.option("--limit", type=click.IntRange(min=1), help="Use the first N images only.")
+@click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
+@click.option("--dry-run", is_flag=True, help="Fit and measure, but attach nothing.")
+@SEED
+@PICKLE
+@JSON
+@tells
+def fit(
+    kind: str,
+    model: str,
+    data: str,
+    name: str | None,
+    layer: str | None,
+    target: str | None,
+    settings: tuple[str, ...],
+    limit: int | None,
+    strict: bool,
+    dry_run: bool,
+    seed: int,
+    allow_pickle: bool,
+    as_json: bool,
+) -> None:
+    """Fit an explainer of KIND to MODEL and attach it to the version."""
+    from auditor.data import open_data
+    from auditor.explainer import explainer_class, parse_config
+    from auditor.plugins import attach, load_subject
+    from auditor.plugins.place import resolve
+    from auditor.plugins.registry import check_name
+    from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
+
+    cls = explainer_class(kind)
+    options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
+    config = parse_config(cls, {k: v for k, v in options.items() if v is not None})
+    name = check_name(name or kind)
+    source = open_data(data, strict=strict, limit=limit)
+    if not dry_run:
+        resolve(model, registered=True)  # before minutes of fitting
+    with waiting(f"loading {model}"):
+        subject = load_subject(model, allow_pickle=allow_pickle or None)
+    with Bar() as bar:
+        explainer = cls(config).fit(subject, source, bar)
+    explainer.name = name
+    digest = None
+    if not dry_run:
+        with waiting(f"attaching {name}"):
+            digest = attach(explainer, model, name, subject=subject).digest
+    if as_json:
+        say(
+            as_text(
+                {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
+            )
+        )
+        return
+    done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
+    say(f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else ""))
+    table(["metric", "value"], [[key, f"{value:.4g}"] for key, value in explainer.metrics.items()])
+
+
+@auditor.command("list", epilog=example("auditor list models:/digits/1"))
+@click.argument("model")
+@PICKLE
+@JSON
+@tells
+def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
+    """List the explainers attached to MODEL, their metrics, and whether they verify."""
+    from auditor.plugins import list_attached, load_subject
+    from auditor.plugins.registry import names
+    from auditor.terminal import as_text, say, table, waiting
+
+    with waiting(f"looking at {model}"):
+        attached = names(model)
+        found = list_attached(model, subject=load_subject(model, allow_pickle=allow_pickle or None)) if attached else []
+    if as_json:
+        say(as_text([x.to_json() for x in found]))
+        return
+    if not found:
+        say(f"Nothing is attached to {model}; try: auditor fit nmf {model} --data …")
+        return
+    shown = ("f_cls", "relative_error", "accuracy", "basis_stability")
+    body = [
+        [
+            x.name,
+            x.kind,
+            x.digest[:12],
+            x.layer or "",
+            "yes" if x.verified else f"NO: {x.problem}",
+            "  ".join(f"{k} {x.metrics[k]:.3f}" for k in shown if k in x.metrics),
+        ]
+        for x in found
+    ]
+    table(["name", "kind", "digest", "layer", "verified", "metrics"], body)
+
+
+@auditor.command(epilog=example("auditor verify models:/digits/1 && echo untouched"))
+@click.argument("model")
+@PICKLE
+@JSON
+@tells
+def verify(model: str, allow_pickle: bool, as_json: bool) -> None:
+    """Check every byte of what is attached to MODEL; exit 1 when anything is not what was attached."""
+    from auditor.plugins import verify as verify_version
+    from auditor.terminal import as_text, note, say, waiting
+
+    with waiting(f"verifying {model}"):
+        found = verify_version(model, allow_pickle=allow_pickle or None)
+    bad = [x for x in found if not x.verified]
+    if as_json:
+        say(as_text({"verified": not bad, "explainers": [x.to_json() for x in found]}))
+    else:
+        for x in bad:
+            note(f"{x.name}: {x.problem}")
+        good = len(found) - len(bad)
+        say(f"{good} of {len(found)} attached explainers verify." if found else f"Nothing is attached to {model}.")
+    if bad:
+        sys.exit(1)
+
+
+@auditor.command(epilog=example("auditor detach models:/digits/1 concepts"))
+@click.argument("model")
+@click.argument("name")
+@JSON
+@tells
+def detach(model: str, name: str, as_json: bool) -> None:
+    """Remove the explainer NAME from MODEL; its files stay in the artifact store, unseen."""
+    from auditor.plugins import detach as detach_explainer
+    from auditor.terminal import as_text, say
+
+    detach_explainer(model, name)
+    say(as_text({"detached": name}) if as_json else f"Detached {name} from {model}.")
+
+
+@auditor.command(epilog=example('auditor label models:/digits/1 concepts 3 "upper loop"'))
+@click.argument("model")
+@click.argument("name")
+@click.argument("concept", type=int)
+@click.argument("text")
+@PICKLE
+@JSON
+@tells
+def label(model: str, name: str, concept: int, text: str, allow_pickle: bool, as_json: bool) -> None:
+    """Name CONCEPT (its number) of the explainer NAME; stored as a new attached revision."""
+    from auditor.naming import name_concept
+    from auditor.plugins import attach, load, load_subject
+    from auditor.terminal import as_text, say, waiting
+
+    with waiting(f"labelling {name}"):
+        subject = load_subject(model, allow_pickle=allow_pickle or None)
+        explainer = name_concept(load(model, name, subject=subject), concept, text)
+        digest = attach(explainer, model, name, subject=subject).digest
+    answer = {"name": name, "concept": concept, "label": explainer.label(concept), "digest": digest}
+    say(as_text(answer) if as_json else f"Concept {concept} of {name} is now {answer['label']!r} ({digest[:12]}).")
