@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 LANES = 16
@@ -58,33 +58,96 @@ def add_lanes(typing: Any, total: Any, at: Any, part: Any, of: Any) -> Any:
 
 
 @intrinsic
-def advance_and_square(
-    typing: Any, hist: Any, at: Any, run: Any, start: Any, mean: Any, first: Any, n_left: Any
-) -> Any:
-    """``run[start:start+16] += hist[at:at+16]``, then return the squared length of ``run - n_left * mean``."""
+def add_squared_gaps(typing: Any, hist: Any, at: Any, n_bins: Any, lefts: Any, mean: Any, first: Any, out: Any) -> Any:
+    """Walk ``n_bins`` bins of 16 lanes from ``hist[at]``; add the squared length of each running sum's gap to ``out``.
+
+    For bin b:  ``out[b] += |sum(hist bins 0..b) - lefts[b] * mean[first:first+16]|^2``. The sum stays in registers.
+    """
+    return types.void(hist, at, n_bins, lefts, mean, first, out), _walk(counting=False)
+
+
+@intrinsic
+def count_and_square(typing: Any, hist: Any, at: Any, n_bins: Any, lefts: Any, mean: Any, first: Any, out: Any) -> Any:
+    """Do as :func:`add_squared_gaps` for the first group of lanes, whose lane 0 counts: set ``lefts`` and ``out``."""
+    return types.void(hist, at, n_bins, lefts, mean, first, out), _walk(counting=True)
+
+
+def _walk(counting: bool) -> Any:
+    everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        bins = _pointer(context, builder, signature.args[0], args[0], args[1], _INTS)
-        running = _pointer(context, builder, signature.args[2], args[2], args[3], _INTS)
-        means = _pointer(context, builder, signature.args[4], args[4], args[5], _DOUBLES)
-        total = builder.add(_load(builder, running, 4), _load(builder, bins, 4))
-        builder.store(total, running).align = 4
-        count = ir.Constant(_DOUBLES, ir.Undefined)
-        for lane in range(LANES):
-            count = builder.insert_element(count, args[6], ir.Constant(_I32, lane))
-        gap = builder.fsub(builder.sitofp(total, _DOUBLES), builder.fmul(count, _load(builder, means, 8)))
-        square = builder.fmul(gap, gap)
-        width = LANES
-        while width > 1:  # fold the upper half onto the lower: a fixed order, hence the same bits every time
-            width //= 2
-            undefined = ir.Constant(square.type, ir.Undefined)
-            low, high = (
-                builder.shuffle_vector(
-                    square, undefined, ir.Constant(ir.VectorType(_I32, width), list(range(base, base + width)))
-                )
-                for base in (0, width)
-            )
-            square = builder.fadd(low, high)
-        return builder.extract_element(square, ir.Constant(_I32, 0))
+        def array(position: int) -> Any:
+            return context.make_array(signature.args[position])(context, builder, args[position]).data
 
-    return types.float64(hist, at, run, start, mean, first, n_left), generate
+        means = _load(builder, _pointer(context, builder, signature.args[4], args[4], args[5], _DOUBLES), 8)
+        running = cgutils.alloca_once_value(builder, ir.Constant(_INTS, [0] * LANES))
+        bins = builder.gep(array(0), [args[1]])
+        lefts, out = array(3), array(6)
+        stride = ir.Constant(args[2].type, LANES)
+        with cgutils.for_range(builder, args[2]) as loop:
+            here = builder.bitcast(builder.gep(bins, [builder.mul(loop.index, stride)]), _INTS.as_pointer())
+            total = builder.add(builder.load(running), _load(builder, here, 4))
+            builder.store(total, running)
+            sums = builder.sitofp(total, _DOUBLES)
+            left, slot = builder.gep(lefts, [loop.index]), builder.gep(out, [loop.index])
+            if counting:
+                builder.store(builder.extract_element(sums, ir.Constant(_I32, 0)), left)
+                n_left = builder.shuffle_vector(sums, sums, everywhere)
+            else:
+                one = builder.insert_element(
+                    ir.Constant(_DOUBLES, ir.Undefined), builder.load(left), ir.Constant(_I32, 0)
+                )
+                n_left = builder.shuffle_vector(one, one, everywhere)
+            gap = builder.fsub(sums, builder.fmul(n_left, means))
+            square = _sum(builder, builder.fmul(gap, gap))
+            builder.store(square if counting else builder.fadd(builder.load(slot), square), slot)
+        return context.get_dummy_value()
+
+    return generate
+
+
+@intrinsic
+def rows_not_above(typing: Any, codes: Any, at: Any, n_rows: Any, row: Any, out: Any) -> Any:
+    """For 16 features at once: set bit i of ``out[q]`` where ``codes[i, q] <= codes[row, q]``, i < n_rows <= 16.
+
+    ``codes`` holds bytes, row after row of 16 features, from its flat position ``at`` on; ``out`` is 16 uint16.
+    """
+    short = ir.IntType(16)
+    bytes_, shorts = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(short, LANES)
+    everywhere = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def line(index: Any) -> Any:
+            place = builder.add(args[1], builder.mul(index, ir.Constant(index.type, LANES)))
+            return _load(builder, _pointer(context, builder, signature.args[0], args[0], place, bytes_), 1)
+
+        limit = line(args[3])
+        bits = cgutils.alloca_once_value(builder, ir.Constant(shorts, [0] * LANES))
+        with cgutils.for_range(builder, args[2]) as loop:
+            bit = builder.shl(ir.Constant(short, 1), builder.trunc(loop.index, short))
+            first = builder.insert_element(ir.Constant(shorts, ir.Undefined), bit, ir.Constant(_I32, 0))
+            each = builder.shuffle_vector(first, first, everywhere)
+            hit = builder.icmp_unsigned("<=", line(loop.index), limit)
+            new = builder.select(hit, each, ir.Constant(shorts, [0] * LANES))
+            builder.store(builder.or_(builder.load(bits), new), bits)
+        start = ir.Constant(args[1].type, 0)
+        place = _pointer(context, builder, signature.args[4], args[4], start, shorts)
+        builder.store(builder.load(bits), place).align = 2
+        return context.get_dummy_value()
+
+    return types.void(codes, at, n_rows, row, out), generate
+
+
+def _sum(builder: Any, vector: Any) -> Any:
+    """Fold the upper half onto the lower until one number is left: a fixed order, hence the same bits every time."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        halves = [
+            builder.shuffle_vector(
+                vector, vector, ir.Constant(ir.VectorType(_I32, width), list(range(base, base + width)))
+            )
+            for base in (0, width)
+        ]
+        vector = builder.fadd(*halves)
+    return builder.extract_element(vector, ir.Constant(_I32, 0))

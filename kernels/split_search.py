@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from auditor.kernels.lanes import LANES, add_lanes, advance_and_square
+from auditor.kernels.lanes import LANES, add_lanes, add_squared_gaps, count_and_square
+from auditor.kernels.subset_search import MOST_SUBSET_ROWS, best_by_subsets, subset_gains
 
 TILE = 16  # features per tile: their 4-bit histograms of one group of lanes fill half of the first-level cache
 LOCAL, GROWN, SUBTRACTED = 0, 1, 2  # how a node comes to its histogram
@@ -120,6 +121,9 @@ def prepare(
             for c in range(full):
                 fixed_mean[node, c] = sums[c] / m
             continue
+        if m <= MOST_SUBSET_ROWS:
+            lanes[node] = 0
+            continue
         part = np.empty((m, k))
         largest = 0.0
         norms = np.zeros(m)
@@ -163,15 +167,14 @@ def prepare(
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 def exact_split(
-    codes: Any, f: int, rows: Any, a: int, b: int, y: Any, mean: Any, leaf_rows: int, even: float, sums: Any, counts: Any
+    column: Any, rows: Any, y: Any, mean: Any, leaf_rows: int, even: float, sums: Any, counts: Any
 ) -> tuple[float, int]:
-    """Return the best gain of feature ``f`` on ``rows[a:b]`` in float64, and its threshold (-1 when it cannot split)."""
+    """Return the best gain in float64 of a feature whose code of ``rows[j]`` is ``column[j]``, and its threshold or -1."""
     k = y.shape[1]
     n_codes = counts.shape[0]
     counts[:] = 0
-    tile, lane = f // TILE, f % TILE
-    for j in range(a, b):
-        code = codes[tile, rows[j], lane]
+    for j in range(rows.shape[0]):
+        code = column[j]
         if counts[code] == 0:
             for c in range(k):
                 sums[code, c] = 0.0
@@ -179,7 +182,7 @@ def exact_split(
         for c in range(k):
             sums[code, c] += y[rows[j], c] - mean[c]
     best, threshold = -np.inf, -1
-    n, n_left, before = b - a, 0, -1
+    n, n_left, before = rows.shape[0], 0, -1
     run = sums[n_codes]
     run[:] = 0.0
     gain = -np.inf
@@ -201,23 +204,64 @@ def exact_split(
 
 
 @njit(nogil=True, cache=True)
-def _compact(codes: Any, tile: int, rows: Any, a: int, b: int, ranks: Any, seen: Any, used: Any) -> None:
-    """Replace codes by their rank among the codes that occur in the node, feature by feature."""
-    n_codes = seen.shape[1]
+def _gather(plain: Any, rows: Any, first_tile: int, near: Any) -> None:
+    """Copy the codes of a small node's rows side by side, (tile, row, feature of the tile)."""
+    for j in range(rows.shape[0]):
+        for tile in range(near.shape[0]):
+            for q in range(TILE):
+                near[tile, j, q] = plain[rows[j], (first_tile + tile) * TILE + q]
+
+
+@njit(nogil=True, cache=True)
+def _compact(codes: Any, seen: Any, used: Any) -> None:
+    """Replace the codes (row, feature) of a tile by their rank among those that occur, feature by feature."""
     seen[:, :] = 0
-    for j in range(a, b):
+    for j in range(codes.shape[0]):
         for q in range(TILE):
-            seen[q, codes[tile, rows[j], q]] = 1
+            seen[q, codes[j, q]] = 1
     for q in range(TILE):
         rank = 0
-        for code in range(n_codes):
+        for code in range(seen.shape[1]):
             if seen[q, code]:
                 seen[q, code] = rank
                 rank += 1
         used[q] = rank
-    for j in range(a, b):
+    for j in range(codes.shape[0]):
         for q in range(TILE):
-            ranks[j - a, q] = seen[q, codes[tile, rows[j], q]]
+            codes[j, q] = seen[q, codes[j, q]]
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(h: Any, base: int, n_codes: int, codes: Any, tile: int, rows: Any, a: int, b: int, y: Any, at: int) -> None:
+    """Add rows ``a..b`` of fixed-point targets ``y`` (their lanes from ``at`` on) to the histograms of a tile."""
+    width = y.shape[1]
+    flat = y.reshape(-1)
+    for j in range(a, b):
+        r = np.int64(rows[j])
+        for q in range(TILE):
+            add_lanes(h, base + (q * n_codes + np.int64(codes[tile, r, q])) * LANES, flat, r * width + at)
+
+
+@njit(nogil=True, cache=True)
+def _add_local(h: Any, n_codes: int, codes: Any, y: Any, at: int, width: int) -> None:
+    """Add all rows of ``codes`` (row, feature of the tile); their targets lie one after the other in ``y``."""
+    for j in range(codes.shape[0]):
+        for q in range(TILE):
+            add_lanes(h, (q * n_codes + np.int64(codes[j, q])) * LANES, y, at + j * width)
+
+
+@njit(nogil=True, cache=True)
+def _top_two(used: Any, lefts: Any, length: Any, share: Any, best: Any, second: Any, at: int) -> None:
+    """Keep the two largest gains of each feature of a tile."""
+    for q in range(TILE):
+        one, two, before = -1.0, -1.0, 0.0
+        for bin_ in range(used[q] - 1):
+            g = length[q, bin_] * share[np.int64(lefts[q, bin_])]
+            g = g if lefts[q, bin_] != before else -1.0  # an empty code repeats the threshold before it
+            before = lefts[q, bin_]
+            two = max(two, min(one, g))
+            one = max(one, g)
+        best[at + q], second[at + q] = one, two
 
 
 @njit(nogil=True, cache=True)
@@ -226,6 +270,7 @@ def search(
     last_tile: int,
     n_codes: int,
     codes: Any,
+    plain: Any,
     rows: Any,
     start: Any,
     grown_from: Any,
@@ -250,132 +295,163 @@ def search(
     tail: Any,
     leaf_rows: int,
     hist: Any,
-    run: Any,
     gain: Any,
     feature: Any,
     threshold: Any,
 ) -> None:
     """Find, for every wanted node, the best split among the features of tiles ``first_tile..last_tile``.
 
-    Histograms of GROWN nodes take rows ``grown_from..stop`` into ``pool``; SUBTRACTED ones are parent - sibling.
+    Histograms of GROWN nodes take rows ``grown_from..stop`` into ``pool``; SUBTRACTED ones are parent - sibling, where
+    the sibling is the node before, so that its part of the tile is still in the cache.
     """
-    k = y.shape[1]
     full = fixed.shape[1]
-    flat = fixed.reshape(-1)
     size = TILE * n_codes * LANES
-    best = np.empty((last_tile - first_tile) * TILE)
-    second = np.empty((last_tile - first_tile) * TILE)
-    length = np.empty((TILE, n_codes))
-    lefts = np.empty((TILE, n_codes), np.int64)
+    n_features = (last_tile - first_tile) * TILE
+    best, second = np.empty((2, n_features)), np.empty((2, n_features))
+    lefts, length = np.empty((TILE, n_codes)), np.empty((TILE, n_codes))
     used = np.empty(TILE, np.int64)
     seen = np.empty((TILE, n_codes), np.int64)
-    sums = np.empty((n_codes + 1, k))
-    counts = np.empty(n_codes, np.int64)
-    keys = np.empty(64)
-    for node in range(start.shape[0]):
-        a, b = start[node], stop[node]
-        m = b - a
-        width = lanes[node]
-        groups = width // LANES
-        compact = mode[node] == LOCAL and n_codes > 16 and m < n_codes
-        ranks = np.empty((m if compact else 1, TILE), np.uint8)
+    sums, counts = np.empty((n_codes + 1, y.shape[1])), np.empty(n_codes, np.int64)
+    shares = (np.empty(0), np.empty(0))
+    node = 0
+    while node < start.shape[0]:
+        m = stop[node] - start[node]
+        gain[node], feature[node], threshold[node] = -np.inf, -1, -1
+        near = np.empty((last_tile - first_tile, m if mode[node] == LOCAL else 0, TILE), np.uint8)
+        if mode[node] == LOCAL:
+            _gather(plain, rows[start[node] : stop[node]], first_tile, near)
+        if mode[node] == LOCAL and m <= MOST_SUBSET_ROWS:
+            if wanted[node]:
+                gains = subset_gains(y, rows[start[node] : stop[node]], mean[node], leaf_rows)
+                gain[node], f, threshold[node] = best_by_subsets(near, gains, EVEN * energy[node])
+                feature[node] = f + first_tile * TILE if f >= 0 else -1
+            node += 1
+            continue
+        after = node + 1
+        if after < start.shape[0] and mode[after] == SUBTRACTED:
+            after += 1
+        shares = (_shares(m, leaf_rows), _shares(stop[after - 1] - start[after - 1], leaf_rows))
         for tile in range(first_tile, last_tile):
-            used[:] = n_codes
-            if compact:
-                _compact(codes, tile, rows, a, b, ranks, seen, used)
-            for group in range(groups):
-                h = hist
-                base = 0
-                if mode[node] == LOCAL:
-                    if compact:
+            for i in range(node, after):
+                b = stop[i]
+                used[:] = n_codes
+                if mode[i] == LOCAL and n_codes > 16 and m < n_codes:
+                    tight = near[tile - first_tile].copy()
+                    _compact(tight, seen, used)
+                else:
+                    tight = near[tile - first_tile]
+                for group in range(lanes[i] // LANES):
+                    h, base = hist, 0
+                    if mode[i] == LOCAL:
+                        at = local_at[i] + group * LANES
                         for q in range(TILE):
                             h[q * n_codes * LANES : (q * n_codes + used[q]) * LANES] = 0
-                        for j in range(m):
-                            at = local_at[node] + j * width + group * LANES
-                            for q in range(TILE):
-                                add_lanes(h, (q * n_codes + np.int64(ranks[j, q])) * LANES, local, at)
+                        _add_local(h, n_codes, tight, local, at, lanes[i])
                     else:
-                        h[:size] = 0
-                        for j in range(m):
-                            at = local_at[node] + j * width + group * LANES
-                            r = rows[a + j]
-                            for q in range(TILE):
-                                add_lanes(h, (q * n_codes + np.int64(codes[tile, r, q])) * LANES, local, at)
-                else:
-                    h = pool
-                    offset = (tile * groups + group) * size
-                    base = block[node] * block_size + offset
-                    if mode[node] == GROWN:
-                        if fresh[node]:
-                            h[base : base + size] = 0
-                        for j in range(grown_from[node], b):
-                            r = rows[j]
-                            at = np.int64(r) * full + group * LANES
-                            for q in range(TILE):
-                                add_lanes(h, base + (q * n_codes + np.int64(codes[tile, r, q])) * LANES, flat, at)
-                    else:
-                        whole = parent[node] * block_size + offset
-                        other = sibling[node] * block_size + offset
-                        for j in range(size):
-                            h[base + j] = h[whole + j] - h[other + j]
-                if not wanted[node]:
-                    continue
-                for q in range(TILE):
-                    run[:] = 0
-                    n_left = 0
-                    for bin_ in range(used[q] - 1):
-                        at = base + (q * n_codes + bin_) * LANES
-                        if group == 0:
-                            n_left += h[at]
-                            lefts[q, bin_] = n_left
-                            length[q, bin_] = 0.0
-                        if bin_ > 0 and lefts[q, bin_] == lefts[q, bin_ - 1]:
-                            length[q, bin_] = -1.0  # an empty code is no threshold of its own
-                            continue
-                        length[q, bin_] += advance_and_square(
-                            h, at, run, 0, fixed_mean, node * full + group * LANES, float(lefts[q, bin_])
-                        )
-            if not wanted[node]:
+                        h = pool
+                        offset = (tile * (full // LANES) + group) * size
+                        base = block[i] * block_size + offset
+                        if mode[i] == GROWN:
+                            if fresh[i]:
+                                h[base : base + size] = 0
+                            _add_rows(h, base, n_codes, codes, tile, rows, grown_from[i], b, fixed, group * LANES)
+                        else:
+                            whole = parent[i] * block_size + offset
+                            other = sibling[i] * block_size + offset
+                            for j in range(size):
+                                h[base + j] = h[whole + j] - h[other + j]
+                    if wanted[i]:
+                        means = i * full + group * LANES
+                        for q in range(TILE):
+                            at = base + q * n_codes * LANES
+                            if group == 0:
+                                count_and_square(h, at, used[q] - 1, lefts[q], fixed_mean, means, length[q])
+                            else:
+                                add_squared_gaps(h, at, used[q] - 1, lefts[q], fixed_mean, means, length[q])
+                if wanted[i]:
+                    at = (tile - first_tile) * TILE
+                    _top_two(used, lefts, length, shares[i - node], best[i - node], second[i - node], at)
+        for i in range(node, after):
+            gain[i], feature[i], threshold[i] = -np.inf, -1, -1
+            if not wanted[i]:
                 continue
-            for q in range(TILE):
-                one, two = -1.0, -1.0
-                for bin_ in range(used[q] - 1):
-                    n_left = lefts[q, bin_]
-                    if length[q, bin_] < 0.0 or n_left < max(leaf_rows, 1) or m - n_left < max(leaf_rows, 1):
-                        continue
-                    g = length[q, bin_] * m / (float(n_left) * (m - n_left))
-                    if g > one:
-                        one, two = g, one
-                    elif g > two:
-                        two = g
-                best[(tile - first_tile) * TILE + q] = one
-                second[(tile - first_tile) * TILE + q] = two
-        gain[node], feature[node], threshold[node] = -np.inf, -1, -1
-        if not wanted[node]:
-            continue
-        lead = best.max()
-        if lead < 0.0:
-            continue
-        s2 = step[node] * step[node]
-        eps = step[node] * np.sqrt(float(width) * m) * (1 + 1e-6)
-        floor = max(np.sqrt(lead * s2) - eps, 0.0)
-        need = max(np.sqrt(max(floor * floor * (1 - 1e-9) - tail[node], 0.0)) - eps, 0.0)
-        need = need * need / s2
-        even = EVEN * energy[node]
-        n_keys = 0
-        for f in range(best.shape[0]):
-            if best[f] < need or best[f] < 0.0:
-                continue
-            known = False
-            for j in range(n_keys):
-                known = known or keys[j] == best[f]
-            if known and second[f] < need:
-                continue  # equal in every bit of the fixed-point sums: a tie that the lower feature has won
-            if not known and n_keys < keys.shape[0]:
-                keys[n_keys] = best[f]
-                n_keys += 1
-            g, t = exact_split(
-                codes, first_tile * TILE + f, rows, a, b, y, mean[node], max(leaf_rows, 1), even, sums, counts
+            need = _least_gain(best[i - node].max(), step[i], lanes[i], stop[i] - start[i], tail[i])
+            gain[i], feature[i], threshold[i] = _decide(
+                best[i - node],
+                second[i - node],
+                need,
+                first_tile * TILE,
+                codes,
+                near,
+                rows[start[i] : stop[i]],
+                y,
+                mean[i],
+                leaf_rows,
+                EVEN * energy[i],
+                sums,
+                counts,
             )
-            if t >= 0 and g > gain[node] + even:
-                gain[node], feature[node], threshold[node] = g, first_tile * TILE + f, t
+        node = after
+
+
+@njit(nogil=True, cache=True)
+def _shares(m: int, leaf_rows: int) -> Any:
+    """Return  n / (n_L n_R)  for every n_L, -1 where a side would be too small (squared lengths are never negative)."""
+    share = np.full(m + 1, -1.0)
+    for n_left in range(leaf_rows, m - leaf_rows + 1):
+        share[n_left] = m / (float(n_left) * (m - n_left))
+    return share
+
+
+@njit(nogil=True, cache=True)
+def _least_gain(lead: float, step: float, width: int, m: int, tail: float) -> float:
+    """Return the fixed-point gain from which a split may be the best one in truth, when ``lead`` is the largest."""
+    if lead < 0.0:
+        return np.inf
+    eps = np.sqrt(float(width) * m) * (1 + 1e-6)
+    surely = max(np.sqrt(lead) - eps, 0.0) ** 2 * (1 - 1e-9) - tail / step / step
+    return max(np.sqrt(max(surely, 0.0)) - eps, 0.0) ** 2
+
+
+@njit(nogil=True, cache=True)
+def _decide(
+    best: Any,
+    second: Any,
+    need: float,
+    first: int,
+    codes: Any,
+    near: Any,
+    rows: Any,
+    y: Any,
+    mean: Any,
+    leaf_rows: int,
+    even: float,
+    sums: Any,
+    counts: Any,
+) -> tuple[float, int, int]:
+    """Sum the features that may hold the best split again in float64, and return the winner."""
+    gain, feature, threshold = -np.inf, -1, -1
+    keys = np.empty(64)
+    column = np.empty(rows.shape[0], np.uint8)
+    n_keys = 0
+    for f in range(best.shape[0]):
+        if best[f] < need or best[f] < 0.0:
+            continue
+        known = False
+        for j in range(n_keys):
+            known = known or keys[j] == best[f]
+        if known and second[f] < need:
+            continue  # equal in every bit of the fixed-point sums: a tie that the lower feature has won
+        if not known and n_keys < keys.shape[0]:
+            keys[n_keys] = best[f]
+            n_keys += 1
+        for j in range(rows.shape[0]):
+            column[j] = (
+                near[f // TILE, j, f % TILE]
+                if near.shape[1]
+                else codes[(first + f) // TILE, rows[j], (first + f) % TILE]
+            )
+        g, t = exact_split(column, rows, y, mean, leaf_rows, even, sums, counts)
+        if t >= 0 and g > gain + even:
+            gain, feature, threshold = g, first + f, t
+    return gain, feature, threshold

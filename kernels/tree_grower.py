@@ -97,6 +97,7 @@ class TreeGrower:
             stale = self._make_room(last, y)
             padded = np.zeros((len(y), self._tiles * TILE), dtype=np.uint8)
             padded[:, : self.n_features] = codes
+            self._plain[first:last] = padded
             self._codes[:, first:last] = padded.reshape(len(y), self._tiles, TILE).transpose(1, 0, 2)
             self._y[first:last] = y
             self.n_rows = last
@@ -123,10 +124,11 @@ class TreeGrower:
     def _reserve(self, capacity: int) -> None:
         old = self.n_rows
         codes = aligned((self._tiles, capacity, TILE), np.uint8, fill=None)
+        plain = aligned((capacity, self._tiles * TILE), np.uint8, fill=None)
         y = np.empty((capacity, self.n_outputs))
         if old:
-            codes[:, :old], y[:old] = self._codes[:, :old], self._y[:old]
-        self._codes, self._y = codes, y
+            codes[:, :old], plain[:old], y[:old] = self._codes[:, :old], self._plain[:old], self._y[:old]
+        self._codes, self._plain, self._y = codes, plain, y
         self._fixed = aligned((capacity, self._lanes), np.int32)
         self._capacity = capacity
         blocks = HISTOGRAM_BYTES // (4 * self._block_size)
@@ -160,7 +162,7 @@ class TreeGrower:
 
     def _least(self) -> int:
         """Rows from which adding them up costs more than subtracting histograms (measured)."""
-        return 8 * self._n_codes if self._lanes == LANES else 32 * self._n_codes
+        return 64 * self._n_codes
 
     def _worth_a_block(self, n_rows: int) -> bool:
         return n_rows >= self._least()
@@ -213,12 +215,13 @@ class TreeGrower:
         grown_from = start[busy] + blocks[:, 3]
 
         def one(i: int) -> None:
-            hist, run = aligned(TILE * self._n_codes * LANES, np.int32, fill=None), aligned(LANES, np.int32)
+            hist = aligned(TILE * self._n_codes * LANES, np.int32, fill=None)
             search(
                 tiles[i],
                 tiles[i + 1],
                 self._n_codes,
                 self._codes,
+                self._plain,
                 rows,
                 start[busy],
                 grown_from,
@@ -243,7 +246,6 @@ class TreeGrower:
                 tail[busy],
                 self.limits.leaf_rows,
                 hist,
-                run,
                 gain[i],
                 feature[i],
                 threshold[i],
@@ -267,7 +269,7 @@ class TreeGrower:
         node.gain = gain
         same = (feature, threshold) == (node.feature, node.threshold)
         new = node.rows[task.seen :] if same else node.rows
-        goes_left = self._codes[feature // TILE, new, feature % TILE] <= threshold
+        goes_left = self._plain[new, feature] <= threshold
         if same:
             return self._pass_on(node, new[goes_left], new[~goes_left])
         self._prune(node)
