@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba.extending
 import numpy as np
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba.core import cgutils as _cgutils
+from numba.core import types
+
+cgutils: Any = _cgutils  # untyped
+intrinsic: Any = numba.extending.intrinsic  # typed for the function written, not for the one it makes
 
 LANES = 16
 CACHE_LINE = 64
@@ -26,7 +30,7 @@ def aligned(shape: int | tuple[int, ...], dtype: Any, fill: int | None = 0) -> n
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     raw = np.empty(size + CACHE_LINE, dtype=np.uint8)
     skip = -raw.ctypes.data % CACHE_LINE
-    out = raw[skip : skip + size].view(dtype).reshape(shape)
+    out: np.ndarray[Any, Any] = raw[skip : skip + size].view(dtype).reshape(shape)
     if fill is not None:
         out[...] = fill
     return out

@@ -33,6 +33,9 @@ LOCAL, GROWN, SUBTRACTED = 0, 1, 2  # how a node comes to its histogram
 TOP = 2.0**30  # no fixed-point sum leaves (-TOP, TOP)
 TAIL_SHARE = 2e-3  # energy that coordinates of a small node may leave out
 MOST_COORDINATES = 63
+BUILT_ON = (
+    "83d44f533f0f"  # sha256 of lanes.py and subset_search.py: a change there must renew this file's compiled cache
+)
 EVEN = 1e-12  # gains closer than this share of the node's energy are a tie: lowest feature, then lowest threshold
 
 
@@ -169,7 +172,7 @@ def prepare(
 def exact_split(
     column: Any, rows: Any, y: Any, mean: Any, leaf_rows: int, even: float, sums: Any, counts: Any
 ) -> tuple[float, int]:
-    """Return the best gain in float64 of a feature whose code of ``rows[j]`` is ``column[j]``, and its threshold or -1."""
+    """Return the best gain, in float64, of a feature whose codes are ``column``, and its threshold (-1 for none)."""
     k = y.shape[1]
     n_codes = counts.shape[0]
     counts[:] = 0
@@ -232,7 +235,9 @@ def _compact(codes: Any, seen: Any, used: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _add_rows(h: Any, base: int, n_codes: int, codes: Any, tile: int, rows: Any, a: int, b: int, y: Any, at: int) -> None:
+def _add_rows(
+    h: Any, base: int, n_codes: int, codes: Any, tile: int, rows: Any, a: int, b: int, y: Any, at: int
+) -> None:
     """Add rows ``a..b`` of fixed-point targets ``y`` (their lanes from ``at`` on) to the histograms of a tile."""
     width = y.shape[1]
     flat = y.reshape(-1)
@@ -410,7 +415,7 @@ def _least_gain(lead: float, step: float, width: int, m: int, tail: float) -> fl
         return np.inf
     eps = np.sqrt(float(width) * m) * (1 + 1e-6)
     surely = max(np.sqrt(lead) - eps, 0.0) ** 2 * (1 - 1e-9) - tail / step / step
-    return max(np.sqrt(max(surely, 0.0)) - eps, 0.0) ** 2
+    return float(max(np.sqrt(max(surely, 0.0)) - eps, 0.0) ** 2)
 
 
 @njit(nogil=True, cache=True)

@@ -50,7 +50,7 @@ def subset_gains(y: Any, rows: Any, mean: Any, leaf_rows: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def best_by_subsets(codes: Any, gains: Any, even: float) -> tuple[float, int, int]:
-    """Return the best (gain, feature, threshold) for ``codes`` (tile, row, feature of the tile) and a table of gains."""
+    """Return the best (gain, feature, threshold) for ``codes`` (tile, row, feature of the tile) by a table of gains."""
     n_tiles, m, _ = codes.shape
     left = np.empty(LANES, np.uint16)
     best = np.empty(LANES)
@@ -66,16 +66,17 @@ def best_by_subsets(codes: Any, gains: Any, even: float) -> tuple[float, int, in
                 gain, feature = best[q], tile * LANES + q
     if feature < 0:
         return -np.inf, -1, -1
-    threshold = 256
+    threshold: Any = 256
     for j in range(m):  # the lowest of the feature's thresholds that reach its gain
         code = np.int64(codes[feature // LANES, j, feature % LANES])
-        subset, above = 0, 256
+        subset: int = 0
+        above: Any = 256
         for i in range(m):
             other = np.int64(codes[feature // LANES, i, feature % LANES])
             if other <= code:
                 subset |= 1 << i
             else:
-                above = min(above, other)
+                above = other if other < above else above
         if gains[subset] >= 0.0 and gains[subset] >= gain - even:
             threshold = min(threshold, (code + above) // 2)
     return gain, feature, threshold

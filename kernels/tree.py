@@ -38,8 +38,8 @@ class TreeLimits:
 class Tree:
     """A fitted tree as arrays over its nodes, the root first, every parent before its children.
 
-    ``feature`` and ``threshold`` are -1 at leaves, as are ``left`` and ``right``; ``value`` is (nodes, outputs), the mean
-    target of the node's rows; ``rows`` counts them; ``gain`` is the drop of summed squared error by the node's split.
+    ``feature`` and ``threshold`` are -1 at leaves, as are ``left`` and ``right``; ``value`` is (nodes, outputs), the
+    mean target of the node's rows; ``rows`` counts them; ``gain`` is the drop of summed squared error by its split.
     """
 
     n_features: int
@@ -77,7 +77,8 @@ class Tree:
 
     def apply(self, codes: Codes) -> Ints:
         """Return the leaf (a node's index) that each row of ``codes``, (rows, features) integers, falls into."""
-        return _descend(self._checked(codes), self.feature, self.threshold, self.left, self.right)
+        leaves: Ints = _descend(self._checked(codes), self.feature, self.threshold, self.left, self.right)
+        return leaves
 
     def predict(self, codes: Codes) -> Floats:
         """Return the mean target of each row's leaf, (rows, outputs).
@@ -135,8 +136,8 @@ def fit_tree(
 ) -> Tree:
     """Fit the least-squares CART tree of ``targets`` (rows, outputs) on ``codes`` (rows, features), exactly.
 
-    Equal to scikit-learn's ``DecisionTreeRegressor`` on the same codes up to ties; a tie goes to the lowest feature, then
-    to the lowest threshold. The result does not depend on ``threads`` (default: all cores of this process).
+    Equal to scikit-learn's ``DecisionTreeRegressor`` on the same codes up to ties; a tie goes to the lowest feature,
+    then to the lowest threshold. The result does not depend on ``threads`` (default: all cores of this process).
     """
     from auditor.kernels.tree_grower import TreeGrower  # the grower makes trees, so it imports this module
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,10 +56,10 @@ class _Task:
 class TreeGrower:
     """The tree of all rows appended so far, at the cost of what the new rows change.
 
-    ``append`` returns the tree that :func:`fit_tree` would fit to all rows so far, bit for bit in its splits. Nodes keep their
-    histograms; new rows are added to them, and only where a better split appears is the part below grown anew.
-    ``span`` is the range of the targets (values beyond it are taken, at the cost of one regrowth), ``expected_rows`` the
-    number of rows expected in all (more are taken, at the cost of a regrowth each time the number doubles).
+    ``append`` returns the tree that :func:`fit_tree` would fit to all rows so far, with the same splits. Nodes keep
+    their histograms; new rows are added to them, and only where a better split appears is the part below grown anew.
+    ``span`` is the range of the targets (values beyond it are taken, at the cost of one regrowth), ``expected_rows``
+    the number of rows expected in all (more are taken, at the cost of a regrowth each time the number doubles).
     """
 
     def __init__(
@@ -79,13 +80,17 @@ class TreeGrower:
         self.bits, self.n_features, self.n_outputs = bits, n_features, n_outputs
         self.n_rows = 0
         self._keep = keep
-        self._n_codes = 2**bits
+        self._n_codes: int = 2**bits
         self._tiles = -(-n_features // TILE)
         self._lanes = -(-(n_outputs + 1) // LANES) * LANES
         self._threads = max(1, min(threads or len(os.sched_getaffinity(0)), self._tiles))
         self._span = span
         self._root: _Node | None = None
         self._block_size = self._tiles * TILE * self._n_codes * self._lanes
+        self._codes: Any = None
+        self._plain: Any = None
+        self._y: Any = None
+        self._n_blocks = 0
         self._reserve(max(expected_rows, 1))
 
     def append(self, codes: Codes, targets: Floats) -> Tree:
@@ -199,7 +204,7 @@ class TreeGrower:
         described = (rows, start, stop, mode, self._y, self._fixed, self._step, local, local_at, lanes)
         measured = (mean, energy, fixed_mean, step, tail)
         weight = np.concatenate([[0], np.cumsum(stop - start)])
-        cuts = np.searchsorted(weight, np.linspace(0, weight[-1], self._threads + 1))
+        cuts = np.searchsorted(weight, np.linspace(0, weight[-1], self._threads + 1)).tolist()
         share(lambda i: prepare(cuts[i], cuts[i + 1], *described, *measured), self._threads)
         for i, task in enumerate(tasks):
             task.node.mean = mean[i]
@@ -254,7 +259,7 @@ class TreeGrower:
         if len(busy):
             share(one, self._threads)
         splits = [(-np.inf, -1, -1)] * n
-        for j, i in enumerate(busy):
+        for j, i in enumerate(busy.tolist()):
             splits[i] = _first_best(gain[:, j], feature[:, j], threshold[:, j], 1e-12 * energy[i])
         floor = self.limits.min_gain * self.n_rows * self.n_outputs
         return [split if split[0] + PURE * self.n_rows >= floor else (-np.inf, -1, -1) for split in splits]
@@ -279,7 +284,12 @@ class TreeGrower:
         small, large = (left, right) if len(left.rows) <= len(right.rows) else (right, left)
         tasks = [_Task(small), _Task(large)]
         needs = 2 if self._keep else 1
-        if node.block >= 0 and self._worth_a_block(len(large.rows)) and self._can_split(large) and len(self._free) >= needs:
+        if (
+            node.block >= 0
+            and self._worth_a_block(len(large.rows))
+            and self._can_split(large)
+            and len(self._free) >= needs
+        ):
             small.block = self._free.pop()
             large.block = self._free.pop() if self._keep else node.block
             tasks[0].mode = GROWN
@@ -341,7 +351,7 @@ def _first_best(gains: Any, features: Any, thresholds: Any, even: float) -> tupl
 def _crew(threads: int) -> Iterator[Callable[..., None]]:
     """Yield ``share(job, n)``, which runs ``job(0..n-1)`` on that many threads (the kernels release the lock)."""
     if threads == 1:
-        yield lambda job, n: [job(i) for i in range(n)] and None
+        yield lambda job, n: deque(map(job, range(n)), maxlen=0).clear()
         return
     with ThreadPoolExecutor(threads) as pool:
-        yield lambda job, n: list(pool.map(job, range(n))) and None
+        yield lambda job, n: deque(pool.map(job, range(n)), maxlen=0).clear()

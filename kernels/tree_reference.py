@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from auditor.kernels.tree import Codes, Floats, Ints, Tree, TreeLimits
@@ -30,8 +32,8 @@ def fit_tree_reference(codes: Codes, targets: Floats, limits: TreeLimits | None 
         gain += [0.0] * 2
     value = np.array([targets[rows].mean(axis=0) for rows in members])
     count = np.array([len(rows) for rows in members], dtype=np.int32)
-    columns = [np.array(column, dtype=np.int32) for column in (feature, threshold, left, right)]
-    return Tree(codes.shape[1], bits, *columns, value, count, np.array(gain))
+    f, t, a, b = (np.array(column, dtype=np.int32) for column in (feature, threshold, left, right))
+    return Tree(codes.shape[1], bits, f, t, a, b, value, count, np.array(gain))
 
 
 def best_split(codes: Codes, targets: Floats, limits: TreeLimits) -> tuple[float, int, int] | None:
@@ -47,7 +49,7 @@ def best_split(codes: Codes, targets: Floats, limits: TreeLimits) -> tuple[float
     best: tuple[float, int, int] | None = None
     for f in range(codes.shape[1]):
         present = np.unique(codes[:, f]).astype(int)
-        for low, high in zip(present, present[1:], strict=False):
+        for low, high in itertools.pairwise(present):
             below = codes[:, f] <= low
             n_left = int(below.sum())
             if min(n_left, n - n_left) < limits.leaf_rows:
