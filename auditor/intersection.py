@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from auditor.kernels.tree import Tree, TreeLimits, fit_tree
+from auditor.kernels.tree import Codes, Tree, TreeLimits, fit_tree
 from auditor.kernels.tree_grower import TreeGrower
 from auditor.representation import Backbone, Representation
 
@@ -140,7 +140,8 @@ def train(
         scored = _score(net, backbone, train_set, held_out, recipe)
         is_drop = number > recipe.min_epochs and scored[0] < before
         drops += is_drop
-        yield Epoch(number, *(sums / n_batches).tolist(), *scored, is_drop)
+        loss, soft, sparse = (sums / n_batches).tolist()
+        yield Epoch(number, loss, soft, sparse, *scored, is_drop)
         if is_drop and drops >= recipe.stop_after_drops > 0:
             net.load_state_dict(kept[0])
             backbone.load(kept[1])
@@ -151,7 +152,7 @@ def train(
 
 
 @torch.no_grad()
-def codes_of(net: Representation, backbone: Backbone, x: Tensor, batch: int = 256) -> tuple[np.ndarray, Tensor]:  # type: ignore[type-arg]
+def codes_of(net: Representation, backbone: Backbone, x: Tensor, batch: int = 256) -> tuple[Codes, Tensor]:
     """Return codes (uint8) by the frozen range, and the network's probabilities, for rows of examples."""
     net.eval()
     codes, probabilities = [], []
@@ -166,13 +167,12 @@ def _inputs(backbone: Backbone, rows: Tensor) -> Tensor:
     return rows if backbone.module is None else backbone.inputs(rows)
 
 
-def _as_codes(v: Tensor) -> np.ndarray:  # type: ignore[type-arg]
+def _as_codes(v: Tensor) -> Codes:
     return v.detach().to(torch.uint8).numpy(force=True)
 
 
 def _grower(net: Representation, n_classes: int, n_rows: int, recipe: Recipe) -> TreeGrower:
-    n_features = int(net.encode[0].weight.shape[0])  # type: ignore[union-attr, arg-type]
-    return TreeGrower(n_features, n_classes, recipe.limits, bits=net.bits, expected_rows=n_rows, span=(0.0, 1.0))
+    return TreeGrower(net.n_features, n_classes, recipe.limits, bits=net.bits, expected_rows=n_rows, span=(0.0, 1.0))
 
 
 def _append(grower: TreeGrower, pending: list[tuple[Tensor, Tensor]]) -> Tree:

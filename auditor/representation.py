@@ -8,14 +8,13 @@ F ends in a ReLU so that code 0 means "not there": the L1 term then asks for few
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from auditor.errors import LayerError
 from auditor.kernels.quantiser import Range, quantise, range_of
-from auditor.layers import Layout
 from auditor.subject import Subject
 
 KEEP_RANGE = 0.9  # of the old range, when a training batch moves the average
@@ -27,6 +26,8 @@ class Representation(nn.Module):
 
     lo: Tensor
     hi: Tensor
+    shift: Tensor
+    scale: Tensor
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Representation(nn.Module):
     ) -> None:
         super().__init__()
         self.bits, self.per_feature, self.percentile = bits, per_feature, percentile
+        self.n_features = n_features
         self.encode = nn.Sequential(nn.Linear(n_inputs, n_features), nn.ReLU())
         self.classify: nn.Module
         if soft_depth is None:
@@ -75,9 +77,9 @@ class Representation(nn.Module):
 
     def standardise(self, z: Tensor) -> None:
         """Let inputs have mean 0 and one common spread before F, from a sample of them (rows, n_inputs)."""
-        self.shift.copy_(z.mean(0))  # type: ignore[operator]
+        self.shift.copy_(z.mean(0))
         spread = float((z - z.mean(0)).square().mean().sqrt())
-        self.scale.fill_(1 / spread if spread > 1e-12 else 1.0)  # type: ignore[operator]
+        self.scale.fill_(1 / spread if spread > 1e-12 else 1.0)
 
     @torch.no_grad()
     def _follow(self, seen: Range) -> None:
@@ -185,8 +187,3 @@ class Backbone:
         """Take back fine-tuned weights."""
         if self.module is not None:
             self.module.load_state_dict(state)
-
-
-def layout_note(layout: Layout, is_flat: bool) -> dict[str, Any]:
-    """Return how inputs were read from the layer, ready for JSON."""
-    return {"channels": layout.channels, "grid": list(layout.grid), "flattened": is_flat}

@@ -14,54 +14,21 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from auditor.data import Data
-from auditor.errors import DataError, NumericsError, OptionError
+from auditor.errors import DataError, NumericsError
 from auditor.explainer import Explainer, ExplainerConfig, Progress, silent
 from auditor.explanation import Concept, Explanation, class_scores
 from auditor.gallery import Gallery
-from auditor.intersection import Epoch, Examples, Recipe, Variant, codes_of, train
+from auditor.intersection import Epoch, Examples, codes_of, train
 from auditor.kernels.tree import Tree, TreeLimits, fit_tree
 from auditor.representation import Backbone, Representation
 from auditor.subject import Subject
+from auditor.tree_config import TreeConfig
 from auditor.tree_paths import Boxes, decisions, tree_from_json, tree_to_json
 
 log = logging.getLogger(__name__)
-
-
-class TreeConfig(ExplainerConfig):
-    """Options of kind ``tree``."""
-
-    n_features: int = Field(default=128, ge=1, le=4096, description="Features of the quantised representation.")
-    bits: int = Field(default=4, ge=2, le=8, description="Bits per feature.")
-    depth: int | None = Field(default=None, ge=1, le=24, description="Depth of the tree; default ceil(log2 classes)+4.")
-    leaf_rows: int = Field(default=2, ge=1, description="Images a leaf must hold at least.")
-    variant: Variant = Field(default="full", description="full, tree, l1, l2, quantised or soft_tree.")
-    lambda_1: float = Field(default=2.0, ge=0, description="Weight of the labels.")
-    lambda_2: float = Field(default=1.0, ge=0, description="Weight of the tree.")
-    lambda_3: float = Field(default=1e-3, ge=0, description="Weight of sparsity.")
-    p: float = Field(default=0.5, ge=0, le=1, description="Share of features the sparsity sees in a batch.")
-    l1_norm: Literal["batch", "dataset"] = Field(default="batch", description="What the sparsity is averaged over.")
-    epochs: int = Field(default=20, ge=1, description="Epochs at most.")
-    min_epochs: int = Field(default=5, ge=0, description="Epochs before a drop of accuracy counts.")
-    stop_after_drops: int = Field(default=2, ge=0, description="Stop at this drop of held-out accuracy; 0: never.")
-    train_batch: int = Field(default=64, ge=2, description="Images per training step.")
-    lr: float = Field(default=2e-3, gt=0, description="Learning rate.")
-    optimiser: Literal["adam", "sgd"] = Field(default="adam", description="The paper used sgd.")
-    hidden: int = Field(default=64, ge=1, description="Width of the two-layer network.")
-    refit_every: int = Field(default=1, ge=1, description="Batches between two fits of the tree.")
-    per_feature: bool = Field(default=False, description="One range per feature instead of one for all.")
-    percentile: float = Field(
-        default=100.0, gt=50, le=100, description="Range of a batch; below 100 cuts outliers off."
-    )
-    fine_tune: bool = Field(default=False, description="Train a copy of the backbone, too.")
-    pooling: Literal["auto", "flatten", "mean"] = Field(default="auto", description="How positions become inputs.")
-    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
-    max_images: int = Field(default=60_000, ge=4, description="Images read at most.")
-    prototypes: int = Field(default=3, ge=1, le=16, description="Images kept per leaf.")
-    alternatives: int = Field(default=3, ge=0, description="Nearest leaves of another class that are named.")
 
 
 class TreeExplainer(Explainer):
@@ -81,14 +48,14 @@ class TreeExplainer(Explainer):
     tuned_: dict[str, Tensor]  # weights of a fine-tuned backbone; empty when it was frozen
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> TreeExplainer:
-        """Train on the data's labels (the model's own predictions where there are none); each n-th image is held out."""
+        """Train on the data's labels (the model's predictions where there are none); each n-th image is held out."""
         cfg: TreeConfig = self.config
         layer = subject.layer(cfg.layer).name
         backbone = Backbone(subject, layer, pooling=cfg.pooling, trainable=cfg.fine_tune)
         fitted, held, labelled, agreed = self._read(subject, data, backbone, progress)
         k = subject.n_classes
         depth = cfg.depth if cfg.depth is not None else math.ceil(math.log2(max(k, 2))) + 4
-        limits = TreeLimits(depth, leaf_rows=cfg.leaf_rows)
+        limits = TreeLimits(depth, leaf_rows=cfg.leaf_rows, balance=cfg.balance)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(cfg.seed)
             net = Representation(
@@ -103,11 +70,7 @@ class TreeExplainer(Explainer):
             )
         sample = fitted.x[:2048] if backbone.module is None else backbone.inputs(fitted.x[:64]).detach()
         net.standardise(sample)
-        recipe = Recipe(
-            limits=limits,
-            batch=cfg.train_batch,
-            **{name: getattr(cfg, name) for name in _SHARED},
-        )
+        recipe = cfg.recipe(limits)
         self.history_ = []
         for epoch in train(net, backbone, fitted, held, recipe):
             progress("training network and tree", epoch.number, cfg.epochs)
@@ -281,7 +244,7 @@ class TreeExplainer(Explainer):
     def _read(
         self, subject: Subject, data: Data, backbone: Backbone, progress: Progress
     ) -> tuple[Examples, Examples, bool, float]:
-        """Return rows to fit and held-out rows, whether the data has labels, and the model's accuracy on held-out ones."""
+        """Return rows to fit and held-out rows, whether all have labels, and the model's accuracy on held-out ones."""
         cfg: TreeConfig = self.config
         xs, ys, said = [], [], []
         n = 0
@@ -410,7 +373,7 @@ class TreeExplainer(Explainer):
             for j in range(len(features)):
                 (grad,) = torch.autograd.grad(values[0, j], x, retain_graph=True)
                 heat = (grad * x).detach().sum(1, keepdim=True).clamp_min(0)
-                size = [min(side, 16) for side in heat.shape[2:]]
+                size = (min(heat.shape[2], 16), min(heat.shape[3], 16))
                 maps.append(torch.nn.functional.adaptive_avg_pool2d(heat, size)[0, 0].cpu())
         return maps
 
@@ -428,20 +391,3 @@ class TreeExplainer(Explainer):
             }
             for change in boxes.changes(self.tree_, row, self.config.alternatives)
         ]
-
-
-_SHARED = (
-    "variant",
-    "lambda_1",
-    "lambda_2",
-    "lambda_3",
-    "p",
-    "l1_norm",
-    "epochs",
-    "lr",
-    "optimiser",
-    "refit_every",
-    "stop_after_drops",
-    "min_epochs",
-    "seed",
-)

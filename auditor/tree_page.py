@@ -28,7 +28,8 @@ STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1e1e1e;background:#fff}
 .scroll{overflow:auto;border:1px solid #ddd;border-radius:6px;max-height:80vh}
 svg text{font:11px system-ui,sans-serif;fill:#1e1e1e}svg .edge{stroke:#bbb;stroke-width:1.2;fill:none}
-svg .on>.edge{stroke:#d62728;stroke-width:3}svg .box{fill:#f4f6f9;stroke:#8a94a3}svg .on>.box{stroke:#d62728;stroke-width:2.5}
+svg .on>.edge{stroke:#d62728;stroke-width:3}svg .box{fill:#f4f6f9;stroke:#8a94a3}
+svg .on>.box{stroke:#d62728;stroke-width:2.5}
 svg .node{cursor:pointer}svg .folded>.below{display:none}svg .folded>.box{fill:#dfe5ee}
 table{border-collapse:collapse;margin:8px 0 16px}td,th{border:1px solid #ddd;padding:3px 9px;text-align:left}
 """
@@ -37,7 +38,8 @@ document.querySelectorAll('svg .node').forEach(n=>n.querySelector(':scope>.box')
 n.classList.toggle('folded');e.stopPropagation()}));
 document.getElementById('fold').onclick=()=>document.querySelectorAll('svg .node').forEach(n=>{
 if(!n.classList.contains('on'))n.classList.add('folded')});
-document.getElementById('open').onclick=()=>document.querySelectorAll('svg .node').forEach(n=>n.classList.remove('folded'));
+document.getElementById('open').onclick=()=>document.querySelectorAll('svg .node').forEach(n=>{
+n.classList.remove('folded')});
 """
 
 
@@ -74,8 +76,9 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
             about = escape(f"leaf {node}: {names[own]} {share:.0%}, {tree.rows[node]} images")
             shots = explainer.gallery_.shots[int(np.searchsorted(leaves, node))]
             picture = "".join(
-                f'<image href="{_png(shot.crop)}" x="{x[node] - THUMB / 2:.1f}" y="{y[node] + 16 + i * (THUMB + 3):.1f}" '
-                f'width="{THUMB}" height="{THUMB}"><title>{escape(shot.id)}</title></image>'
+                f'<image href="{_png(shot.crop)}" x="{x[node] - THUMB / 2:.1f}" '
+                f'y="{y[node] + 16 + i * (THUMB + 3):.1f}" width="{THUMB}" height="{THUMB}">'
+                f"<title>{escape(shot.id)}</title></image>"
                 for i, shot in enumerate(shots)
             )
             return (
@@ -89,7 +92,7 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
         below = draw(int(tree.left[node]), node) + draw(int(tree.right[node]), node)
         return (
             f'<g class="node{on}" id="n{node}">{line}<rect class="box" x="{x[node] - 52:.1f}" y="{y[node] - 12:.1f}" '
-            f'width="104" height="26" rx="4"><title>node {node}: {rule} goes left; {tree.rows[node]} images</title></rect>'
+            f'width="104" height="26" rx="4"><title>node {node}: {rule}; {tree.rows[node]} images</title></rect>'
             f'<text x="{x[node]:.1f}" y="{y[node] + 5:.1f}" text-anchor="middle" pointer-events="none">{rule}</text>'
             f'<g class="below">{below}</g></g>'
         )
@@ -153,8 +156,8 @@ def _story(explanation: Explanation, image: Tensor | None) -> str:
     )
     agree = "agrees" if e["agrees_with_model"] else "does not agree"
     return (
-        f"{picture}<p>The tree says <b>{escape(e['tree_class'])}</b> ({e['tree_probability']:.0%}) and {agree} with the "
-        f"model ({escape(explanation.prediction.label)}). Value of {escape(explanation.target.label)}: "
+        f"{picture}<p>The tree says <b>{escape(e['tree_class'])}</b> ({e['tree_probability']:.0%}) and {agree} with "
+        f"the model ({escape(explanation.prediction.label)}). Value of {escape(explanation.target.label)}: "
         f"{explanation.bias:.3f} at the root, {explanation.target_value:.3f} at leaf {e['leaf']}.</p>"
         f"<table><tr><th></th><th>rule</th><th>adds</th></tr>{steps}</table>"
         f"{'<p>What would have to change:</p><ul>' + others + '</ul>' if others else ''}"

@@ -1,7 +1,8 @@
-"""Reading a tree: the path of an image as rules, what each decision added, and which leaves lie near but say otherwise."""
+"""Reading a tree: the path of an image as rules, what each decision added, and near leaves that say otherwise."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ def decisions(tree: Tree, row: Array, target: int) -> tuple[list[Decision], int]
     """Return the decisions of one row of codes and its leaf; the root's value plus all contributions is the leaf's."""
     path = tree.path(row)
     found = []
-    for node, after in zip(path, path[1:], strict=False):
+    for node, after in itertools.pairwise(path):
         added = float(tree.value[after, target] - tree.value[node, target])
         feature = int(tree.feature[node])
         found.append(

@@ -26,151 +26,20 @@ import numpy as np
 from numba import njit
 
 from auditor.kernels.lanes import LANES, add_lanes, add_squared_gaps, count_and_square
+from auditor.kernels.node_targets import LOCAL
 from auditor.kernels.subset_search import MOST_SUBSET_ROWS, best_by_subsets, subset_gains
 
 TILE = 16  # features per tile: their 4-bit histograms of one group of lanes fill half of the first-level cache
-LOCAL, GROWN, SUBTRACTED = 0, 1, 2  # how a node comes to its histogram
-TOP = 2.0**30  # no fixed-point sum leaves (-TOP, TOP)
-TAIL_SHARE = 2e-3  # energy that coordinates of a small node may leave out
-MOST_COORDINATES = 63
+GROWN, SUBTRACTED = 1, 2  # how a node comes to its histogram, if it is not LOCAL
 BUILT_ON = (
     "83d44f533f0f"  # sha256 of lanes.py and subset_search.py: a change there must renew this file's compiled cache
 )
 EVEN = 1e-12  # gains closer than this share of the node's energy are a tie: lowest feature, then lowest threshold
 
 
-@njit(nogil=True, cache=True)
-def _coordinates(part: Any, coords: Any, norms: Any, energy: float) -> tuple[int, float]:
-    """Pivoted Gram-Schmidt on the rows of ``part`` (overwritten); return the rank kept and the energy left out."""
-    m, k = part.shape
-    axis = np.empty(k)
-    rank = 0
-    left = energy
-    while rank < min(MOST_COORDINATES, k, m):
-        if left <= 1e-13 * energy or ((rank + 1) % LANES == 0 and left <= TAIL_SHARE * energy):
-            break
-        pivot = np.argmax(norms[:m])
-        length = 0.0
-        for c in range(k):
-            length += part[pivot, c] * part[pivot, c]
-        if length <= 0.0:
-            break
-        length = np.sqrt(length)
-        for c in range(k):
-            axis[c] = part[pivot, c] / length
-        left = 0.0
-        for i in range(m):
-            dot = 0.0
-            for c in range(k):
-                dot += part[i, c] * axis[c]
-            coords[i, rank] = dot
-            rest = 0.0
-            for c in range(k):
-                part[i, c] -= dot * axis[c]
-                rest += part[i, c] * part[i, c]
-            norms[i] = rest
-            left += rest
-        rank += 1
-    return rank, left
-
-
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def prepare(
-    first: int,
-    last: int,
-    rows: Any,
-    start: Any,
-    stop: Any,
-    mode: Any,
-    y: Any,
-    fixed: Any,
-    fixed_step: float,
-    local: Any,
-    local_at: Any,
-    lanes: Any,
-    mean: Any,
-    energy: Any,
-    fixed_mean: Any,
-    step: Any,
-    tail: Any,
-) -> None:
-    """Describe nodes ``first..last``: mean, energy, and targets in fixed point (their own for LOCAL nodes)."""
-    k = y.shape[1]
-    full = fixed.shape[1]
-    for node in range(first, last):
-        a, b = start[node], stop[node]
-        m = b - a
-        mean[node, :] = 0.0
-        for j in range(a, b):
-            for c in range(k):
-                mean[node, c] += y[rows[j], c]
-        for c in range(k):
-            mean[node, c] /= m
-        total = 0.0
-        for j in range(a, b):
-            for c in range(k):
-                d = y[rows[j], c] - mean[node, c]
-                total += d * d
-        energy[node] = total
-        tail[node] = 0.0
-        fixed_mean[node, :] = 0.0
-        if mode[node] != LOCAL:
-            lanes[node] = full
-            step[node] = fixed_step
-            sums = np.zeros(full, np.int64)
-            for j in range(a, b):
-                for c in range(full):
-                    sums[c] += fixed[rows[j], c]
-            for c in range(full):
-                fixed_mean[node, c] = sums[c] / m
-            continue
-        if m <= MOST_SUBSET_ROWS:
-            lanes[node] = 0
-            continue
-        part = np.empty((m, k))
-        largest = 0.0
-        norms = np.zeros(m)
-        for j in range(m):
-            for c in range(k):
-                d = y[rows[a + j], c] - mean[node, c]
-                part[j, c] = d
-                norms[j] += d * d
-        width = k
-        if full > LANES and total > 0.0:
-            coords = np.empty((m, MOST_COORDINATES))
-            kept = part.copy()
-            rank, left = _coordinates(part, coords, norms, total)
-            if rank < MOST_COORDINATES or left <= TAIL_SHARE * total:
-                part, width = coords, rank
-                tail[node] = left + 1e-10 * total
-            else:
-                part = kept
-        for j in range(m):
-            for c in range(width):
-                largest = max(largest, abs(part[j, c]))
-        s = max(m * largest / TOP, 1e-300)
-        groups = (width + 1 + LANES - 1) // LANES
-        lanes[node] = groups * LANES
-        step[node] = s
-        at = local_at[node]
-        sums = np.zeros(groups * LANES, np.int64)
-        for j in range(m):
-            here = at + j * groups * LANES
-            local[here] = 1
-            for c in range(width):
-                q = np.int64(np.rint(part[j, c] / s))
-                local[here + 1 + c] = q
-                sums[1 + c] += q
-            for c in range(width + 1, groups * LANES):
-                local[here + c] = 0
-        sums[0] = m
-        for c in range(groups * LANES):
-            fixed_mean[node, c] = sums[c] / m
-
-
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
 def exact_split(
-    column: Any, rows: Any, y: Any, mean: Any, leaf_rows: int, even: float, sums: Any, counts: Any
+    column: Any, rows: Any, y: Any, mean: Any, share: Any, even: float, sums: Any, counts: Any
 ) -> tuple[float, int]:
     """Return the best gain, in float64, of a feature whose codes are ``column``, and its threshold (-1 for none)."""
     k = y.shape[1]
@@ -185,7 +54,7 @@ def exact_split(
         for c in range(k):
             sums[code, c] += y[rows[j], c] - mean[c]
     best, threshold = -np.inf, -1
-    n, n_left, before = rows.shape[0], 0, -1
+    n_left, before = 0, -1
     run = sums[n_codes]
     run[:] = 0.0
     gain = -np.inf
@@ -200,9 +69,7 @@ def exact_split(
         for c in range(k):
             run[c] += sums[code, c]
             length += run[c] * run[c]
-        gain = -np.inf
-        if leaf_rows <= n_left and n_left <= n - leaf_rows:
-            gain = length * n / (float(n_left) * (n - n_left))
+        gain = length * share[n_left] if share[n_left] >= 0.0 else -np.inf
     return best, threshold
 
 
@@ -299,6 +166,7 @@ def search(
     step: Any,
     tail: Any,
     leaf_rows: int,
+    balance: float,
     hist: Any,
     gain: Any,
     feature: Any,
@@ -327,7 +195,7 @@ def search(
             _gather(plain, rows[start[node] : stop[node]], first_tile, near)
         if mode[node] == LOCAL and m <= MOST_SUBSET_ROWS:
             if wanted[node]:
-                gains = subset_gains(y, rows[start[node] : stop[node]], mean[node], leaf_rows)
+                gains = subset_gains(y, rows[start[node] : stop[node]], mean[node], _shares(m, leaf_rows, balance))
                 gain[node], f, threshold[node] = best_by_subsets(near, gains, EVEN * energy[node])
                 feature[node] = f + first_tile * TILE if f >= 0 else -1
             node += 1
@@ -335,7 +203,8 @@ def search(
         after = node + 1
         if after < start.shape[0] and mode[after] == SUBTRACTED:
             after += 1
-        shares = (_shares(m, leaf_rows), _shares(stop[after - 1] - start[after - 1], leaf_rows))
+        other_m = stop[after - 1] - start[after - 1]
+        shares = (_shares(m, leaf_rows, balance), _shares(other_m, leaf_rows, balance))
         for tile in range(first_tile, last_tile):
             for i in range(node, after):
                 b = stop[i]
@@ -391,7 +260,7 @@ def search(
                 rows[start[i] : stop[i]],
                 y,
                 mean[i],
-                leaf_rows,
+                shares[i - node],
                 EVEN * energy[i],
                 sums,
                 counts,
@@ -400,11 +269,12 @@ def search(
 
 
 @njit(nogil=True, cache=True)
-def _shares(m: int, leaf_rows: int) -> Any:
-    """Return  n / (n_L n_R)  for every n_L, -1 where a side would be too small (squared lengths are never negative)."""
+def _shares(m: int, leaf_rows: int, balance: float) -> Any:
+    """Return  n / (n_L n_R) * (4 n_L n_R / n^2)^balance  for every n_L, and -1 where a side would be too small."""
     share = np.full(m + 1, -1.0)
     for n_left in range(leaf_rows, m - leaf_rows + 1):
-        share[n_left] = m / (float(n_left) * (m - n_left))
+        even = 4.0 * n_left * (m - n_left) / (float(m) * m)  # at most 1, so every bound on gains holds with it, too
+        share[n_left] = m / (float(n_left) * (m - n_left)) * (even**balance if balance > 0.0 else 1.0)
     return share
 
 
@@ -429,7 +299,7 @@ def _decide(
     rows: Any,
     y: Any,
     mean: Any,
-    leaf_rows: int,
+    share: Any,
     even: float,
     sums: Any,
     counts: Any,
@@ -456,7 +326,7 @@ def _decide(
                 if near.shape[1]
                 else codes[(first + f) // TILE, rows[j], (first + f) % TILE]
             )
-        g, t = exact_split(column, rows, y, mean, leaf_rows, even, sums, counts)
+        g, t = exact_split(column, rows, y, mean, share, even, sums, counts)
         if t >= 0 and g > gain + even:
             gain, feature, threshold = g, first + f, t
     return gain, feature, threshold

@@ -17,8 +17,11 @@ MOST_SUBSET_ROWS = 12
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
-def subset_gains(y: Any, rows: Any, mean: Any, leaf_rows: int) -> Any:
-    """Return the gain of sending each subset of ``rows`` left, indexed by the subset's bits; -1 where not allowed."""
+def subset_gains(y: Any, rows: Any, mean: Any, share: Any) -> Any:
+    """Return the gain of sending each subset of ``rows`` left, indexed by the subset's bits; -1 where not allowed.
+
+    ``share`` holds, by the subset's size, what its squared length is multiplied with, or -1.
+    """
     m, k = rows.shape[0], y.shape[1]
     gram = np.empty((m, m))
     for i in range(m):
@@ -42,9 +45,8 @@ def subset_gains(y: Any, rows: Any, mean: Any, leaf_rows: int) -> Any:
         size += 1 if sign > 0 else -1
         for j in range(m):
             dots[j] += sign * gram[row, j]
-        if leaf_rows <= size and size <= m - leaf_rows:
-            gain = max(length, 0.0) * m / (float(size) * (m - size))
-            gains[subset] = gains[everyone - subset] = gain
+        if share[size] >= 0.0:
+            gains[subset] = gains[everyone - subset] = max(length, 0.0) * share[size]
     return gains
 
 

@@ -20,17 +20,23 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """Where a tree stops growing; the names' meanings are scikit-learn's (``min_gain``: ``min_impurity_decrease``)."""
+    """Where a tree stops growing; the names' meanings are scikit-learn's (``min_gain``: ``min_impurity_decrease``).
+
+    ``balance`` multiplies a split's gain with ``(4 n_L n_R / n^2)^balance``. Squared error cannot tell cutting one of k
+    classes off from halving them (both gain n/k), so a shallow tree would spend its depth on a chain; a little balance
+    decides for halves, as information gain does. 0, the default, is plain CART.
+    """
 
     depth: int = 8
     leaf_rows: int = 1
     split_rows: int = 2
     min_gain: float = 0.0
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.depth < 1 or self.leaf_rows < 1 or self.split_rows < 2 or not self.min_gain >= 0:
+        if self.depth < 1 or self.leaf_rows < 1 or self.split_rows < 2 or not min(self.min_gain, self.balance) >= 0:
             raise ValueError(
-                f"TreeLimits: wants depth >= 1, leaf_rows >= 1, split_rows >= 2 and min_gain >= 0, got {self}."
+                f"TreeLimits: depth and leaf_rows must be at least 1, split_rows 2, min_gain and balance 0, got {self}."
             )
 
 
@@ -39,7 +45,8 @@ class Tree:
     """A fitted tree as arrays over its nodes, the root first, every parent before its children.
 
     ``feature`` and ``threshold`` are -1 at leaves, as are ``left`` and ``right``; ``value`` is (nodes, outputs), the
-    mean target of the node's rows; ``rows`` counts them; ``gain`` is the drop of summed squared error by its split.
+    mean target of the node's rows; ``rows`` counts them; ``gain`` is the drop of summed squared error by its split
+    (times the limits' balance).
     """
 
     n_features: int

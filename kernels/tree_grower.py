@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.kernels.lanes import LANES, aligned
-from auditor.kernels.split_search import GROWN, LOCAL, SUBTRACTED, TILE, TOP, prepare, search
+from auditor.kernels.node_targets import LOCAL, TOP, prepare
+from auditor.kernels.split_search import GROWN, SUBTRACTED, TILE, search
 from auditor.kernels.tree import Codes, Floats, Ints, Tree, TreeLimits, checked_codes, checked_targets
 
 PURE = float(np.finfo(np.float64).eps)  # scikit-learn's: a node of smaller mean variance is a leaf
@@ -250,6 +251,7 @@ class TreeGrower:
                 step[busy],
                 tail[busy],
                 self.limits.leaf_rows,
+                self.limits.balance,
                 hist,
                 gain[i],
                 feature[i],

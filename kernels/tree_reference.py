@@ -55,7 +55,8 @@ def best_split(codes: Codes, targets: Floats, limits: TreeLimits) -> tuple[float
             if min(n_left, n - n_left) < limits.leaf_rows:
                 continue
             s = d[below].sum(axis=0)
-            g = float(s @ s) * n / (n_left * (n - n_left))
+            even = 4 * n_left * (n - n_left) / n**2
+            g = float(s @ s) * n / (n_left * (n - n_left)) * even**limits.balance
             if best is None or g > best[0] + _EVEN * energy:
                 best = (g, f, int(low + high) // 2)
     return best

@@ -50,6 +50,25 @@ def test_equals_the_plain_reference(n, n_features, k, bits, depth, leaf_rows):
     assert_same_tree(fit_tree(codes, y, limits, bits=bits), fit_tree_reference(codes, y, limits, bits=bits))
 
 
+@pytest.mark.parametrize(("n", "k", "bits"), [(300, 5, 4), (250, 40, 3)])
+def test_balance_equals_the_plain_reference(n, k, bits):
+    codes, y = drawn(n, 20, k, bits, seed=n)
+    limits = TreeLimits(7, leaf_rows=2, balance=0.5)
+    found = fit_tree(codes, y, limits, bits=bits)
+    assert_same_tree(found, fit_tree_reference(codes, y, limits, bits=bits))
+    plain = fit_tree(codes, y, TreeLimits(7, leaf_rows=2), bits=bits)
+    assert not np.array_equal(found.feature, plain.feature)
+
+
+def test_balance_halves_where_squared_error_would_cut_off_one():
+    codes = np.tile(np.arange(8, dtype=np.uint8)[:, None], (20, 1))
+    y = np.tile(np.eye(8), (20, 1))
+    assert fit_tree(codes, y, TreeLimits(3)).n_leaves < 8  # a chain
+    even = fit_tree(codes, y, TreeLimits(3, balance=0.5))
+    assert even.n_leaves == 8
+    np.testing.assert_array_equal(even.predict(codes), y)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_do_not_change_the_tree(threads):
     codes, y = drawn(1500, 70, 10, 4)
@@ -207,7 +226,8 @@ def test_fresh_fits_subtract_siblings_too(monkeypatch):
 def test_the_subset_table_is_the_gain_of_every_split():
     rng = np.random.default_rng(0)
     y = rng.normal(size=(5, 3))
-    gains = subset_gains(y, np.arange(5, dtype=np.int32), y.mean(0), 2)
+    share = np.array([-1, -1, 5 / 6, 5 / 6, -1, -1])
+    gains = subset_gains(y, np.arange(5, dtype=np.int32), y.mean(0), share)
     for subset in range(32):
         left = np.array([subset >> i & 1 for i in range(5)], bool)
         if 2 <= left.sum() <= 3:
@@ -247,7 +267,7 @@ def test_bad_input_is_one_sentence(codes, y, sentence):
 
 
 def test_limits_and_bits_are_checked():
-    with pytest.raises(ValueError, match="depth >= 1"):
+    with pytest.raises(ValueError, match="depth and leaf_rows must be at least 1"):
         TreeLimits(depth=0)
     with pytest.raises(ValueError, match=r"bits must lie in 1\.\.8, got 9"):
         TreeGrower(3, 1, bits=9)

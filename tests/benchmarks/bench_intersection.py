@@ -1,0 +1,303 @@
+"""Intersection regularization: accuracy and attribute fidelity of its variants (the paper's Table 1, in small).
+
+    python tests/benchmarks/bench_intersection.py drawn --seeds 5      drawn images, attributes known by construction
+    python tests/benchmarks/bench_intersection.py mnist                tree against network at depth ceil(log2 10) + 4
+    python tests/benchmarks/bench_intersection.py cub20                20 bird species, class attributes at 50
+
+Prints one JSON line per run and one per variant (mean and standard error over seeds); for `drawn` also the margins of the
+full method over "quantised" and "l1" in standard errors of the difference. Real data come from --data-root or AUDITOR_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from auditor import Subject, open_data
+from auditor.fidelity import fidelity
+from auditor.intersection import Examples, Recipe, codes_of, train
+from auditor.kernels.tree import TreeLimits, fit_tree
+from auditor.representation import Backbone, Representation
+
+SIDE = 16
+
+
+class Drawing:
+    """Images of yes/no attributes, each a stroke, a patch or a colour of its own; the class is a depth-4 tree of them."""
+
+    def __init__(self, n_attributes: int = 12, depth: int = 4, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        self.n_attributes = n_attributes
+        self.depth = depth
+        self.parts = [self._part(i, rng) for i in range(n_attributes)]
+        self.nodes = {}
+        for node in range(2**depth - 1):  # no attribute twice on a path
+            used, up = set(), node
+            while up:
+                up = (up - 1) // 2
+                used.add(self.nodes[up])
+            self.nodes[node] = int(rng.choice([a for a in range(n_attributes) if a not in used]))
+
+    @staticmethod
+    def _part(i: int, rng: np.random.Generator) -> np.ndarray:
+        picture = np.zeros((3, SIDE, SIDE), np.float32)
+        hue = rng.dirichlet([0.6, 0.6, 0.6])[:, None] * 0.9
+        if i % 3 == 0:  # stroke
+            t = np.linspace(0, 1, 40)
+            a, b = rng.uniform(1, SIDE - 2, 2), rng.uniform(1, SIDE - 2, 2)
+            points = np.round(a[None] + (b - a)[None] * t[:, None]).astype(int)
+            picture[:, points[:, 0], points[:, 1]] = hue
+        elif i % 3 == 1:  # patch
+            y, x = rng.integers(0, SIDE - 5, 2)
+            picture[:, y : y + 4, x : x + 4] = hue[..., None]
+        else:  # colour of a band
+            y = int(rng.integers(0, SIDE - 3))
+            picture[:, y : y + 3, :] = hue[..., None] * 0.5
+        return picture
+
+    def draw(self, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+        """Return images, classes and attributes."""
+        rng = np.random.default_rng(seed)
+        marks = rng.random((n, self.n_attributes)) < 0.5
+        strength = rng.uniform(0.5, 1.0, (n, self.n_attributes)).astype(np.float32) * marks
+        x = np.einsum("na,achw->nchw", strength, np.stack(self.parts))
+        shift = rng.integers(-1, 2, (n, 2))
+        x = np.stack([np.roll(image, tuple(s), axis=(1, 2)) for image, s in zip(x, shift, strict=True)])
+        x = np.clip(x + rng.normal(0.1, 0.08, x.shape), 0, 1).astype(np.float32)
+        node = np.zeros(n, dtype=int)
+        for _ in range(self.depth):
+            asked = np.array([self.nodes[int(i)] for i in node])
+            node = 2 * node + 1 + marks[np.arange(n), asked]
+        return torch.from_numpy(x), torch.from_numpy(node - (2**self.depth - 1)), marks
+
+
+def small_cnn(n_classes: int, seed: int, channels: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 16, n_classes),
+    )
+
+
+def one_run(backbone, n_classes, parts, marks, recipe, args, inputs):
+    """Train one variant; return accuracy of network and tree, fidelity and its floor on the test images."""
+    fitted, held, test = parts
+    torch.manual_seed(recipe.seed)
+    net = Representation(
+        backbone.n_inputs,
+        args.features,
+        n_classes,
+        bits=args.bits,
+        per_feature=args.per_feature,
+        soft_depth=recipe.limits.depth if recipe.variant == "soft_tree" else None,
+    )
+    net.standardise(inputs(fitted.x[:512]))
+    start = time.perf_counter()
+    history = list(train(net, backbone, fitted, held, recipe))
+    seconds = time.perf_counter() - start
+    codes, g = codes_of(net, backbone, fitted.x)
+    tree = fit_tree(codes, g.double().numpy(), recipe.limits, bits=args.bits)
+    test_codes, h = codes_of(net, backbone, test.x)
+    y = test.y.numpy()
+    out = {
+        "variant": recipe.variant,
+        "seed": recipe.seed,
+        "accuracy": float((h.argmax(1).numpy() == y).mean()),
+        "tree_accuracy": float((tree.predict(test_codes).argmax(1) == y).mean()),
+        "agreement": float((tree.predict(test_codes).argmax(1) == h.argmax(1).numpy()).mean()),
+        "zero_codes": float((test_codes == 0).mean()),
+        "epochs": len(history),
+        "seconds": round(seconds, 1),
+    }
+    if marks is not None:
+        found = fidelity(test_codes, marks, args.bits, seed=recipe.seed)
+        out |= {
+            "fidelity": found.score,
+            "floor": found.floor,
+            "honest": found.honest,
+            "honest_floor": found.honest_floor,
+        }
+    print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in out.items()}), flush=True)
+    return out
+
+
+def table(runs):
+    """Print mean and standard error per variant, and the margins of the full method over its parts."""
+    by = {}
+    for run in runs:
+        by.setdefault(run["variant"], []).append(run)
+    numbers = [
+        k
+        for k in ("accuracy", "tree_accuracy", "agreement", "zero_codes", "fidelity", "floor", "honest")
+        if k in runs[0]
+    ]
+    for variant, rows in by.items():
+        line = {"variant": variant, "n": len(rows)}
+        for key in numbers:
+            values = np.array([row[key] for row in rows])
+            line[key] = round(100 * float(values.mean()), 2)
+            line[f"{key}_se"] = (
+                round(100 * float(values.std(ddof=1) / math.sqrt(len(values))), 2) if len(values) > 1 else None
+            )
+        print(json.dumps(line), flush=True)
+    if "honest" not in runs[0] or "full" not in by:
+        return
+    for other in ("quantised", "l1"):
+        if other in by and len(by[other]) == len(by["full"]) > 1:
+            gap = np.array([a["honest"] - b["honest"] for a, b in zip(by["full"], by[other], strict=True)])
+            cost = np.mean([a["accuracy"] - b["accuracy"] for a, b in zip(by["full"], by[other], strict=True)])
+            error = gap.std(ddof=1) / math.sqrt(len(gap))
+            margin = {"full_over": other, "honest_gap": round(100 * gap.mean(), 2), "se": round(100 * error, 2)}
+            margin |= {"gap_in_se": round(gap.mean() / error, 1), "accuracy_gap": round(100 * cost, 2)}
+            print(json.dumps(margin), flush=True)
+
+
+def recipe_of(args, variant, seed, depth):
+    limits = TreeLimits(depth, leaf_rows=2, balance=args.balance)
+    return Recipe(
+        variant=variant,
+        lambda_2=args.lambda_2,
+        lambda_3=args.lambda_3,
+        epochs=args.epochs,
+        min_epochs=args.min_epochs,
+        lr=args.lr,
+        refit_every=args.refit_every,
+        limits=limits,
+        seed=seed,
+    )
+
+
+def drawn(args):
+    runs = []
+    for seed in range(args.seeds):
+        drawing = Drawing(args.attributes, seed=seed)
+        n_classes = 2**drawing.depth
+        (x, y, _), (vx, vy, _), (tx, ty, marks) = (
+            drawing.draw(n, 100 * seed + i) for i, n in enumerate((args.images, args.images // 4, args.images // 2))
+        )
+        parts = Examples(x, y), Examples(vx, vy), Examples(tx, ty)
+        depth = math.ceil(math.log2(n_classes)) + 4
+        for variant in args.variants:
+            subject = Subject(small_cnn(n_classes, seed), input_shape=(3, SIDE, SIDE), mean=0.0, std=1.0)
+            backbone = Backbone(subject, "5", trainable=True)
+
+            def inputs(images, backbone=backbone):
+                return backbone.inputs(images).detach()
+
+            runs.append(one_run(backbone, n_classes, parts, marks, recipe_of(args, variant, seed, depth), args, inputs))
+    table(runs)
+
+
+def mnist(args):
+    root = data_root(args, "MNIST")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 49, 10),
+    )
+    subject = Subject(net, input_shape=(1, 28, 28), mean=0.0, std=1.0)
+    whole = {}
+    for part in ("train", "test"):
+        source = open_data(
+            f"torchvision:MNIST?root={root}&split={part}", limit=args.images if part == "train" else None
+        )
+        batches = list(source.batches(subject, 1000))
+        whole[part] = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+    x, y = whole["train"]
+    held = torch.arange(len(y)) % 10 == 9
+    parts = Examples(x[~held], y[~held]), Examples(x[held], y[held]), Examples(*whole["test"])
+    runs = []
+    for seed in range(args.seeds):
+        for variant in args.variants:
+            backbone = Backbone(subject, "3", trainable=True)
+            recipe = recipe_of(args, variant, seed, math.ceil(math.log2(10)) + 4)
+            runs.append(one_run(backbone, 10, parts, None, recipe, args, lambda im, b=backbone: b.inputs(im).detach()))
+    table(runs)
+
+
+def cub20(args):
+    from torchvision.models import squeezenet1_1
+
+    root = data_root(args, "cub20")
+    model = squeezenet1_1()
+    model.load_state_dict(torch.load(Path(root) / "squeezenet1_1_imagenet.pth", weights_only=True))
+    subject = Subject(model, input_shape=(3, 224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    whole, names = {}, ()
+    frozen = Backbone(subject, "features", pooling="mean")
+    for part in ("train", "test"):
+        source = open_data(Path(root) / "cub20" / part)
+        names = source.class_names
+        with torch.no_grad():
+            rows = [(frozen.inputs(b.images), b.labels) for b in source.batches(subject.preprocessing, 32)]
+        whole[part] = torch.cat([r[0] for r in rows]), torch.cat([r[1] for r in rows])
+    with (Path(root) / "cub20" / "class_attributes.csv").open() as stream:
+        lines = list(csv.reader(stream))
+    by_class = {row[0]: np.array(row[-312:], dtype=float) >= 50 for row in lines[1:]}
+    ordered = [by_class.get(name, by_class.get(name.split(".")[-1])) for name in names]
+    if any(row is None for row in ordered):
+        sys.exit(f"class_attributes.csv names {list(by_class)[:3]}…, the folders {names[:3]}…: they must agree")
+    x, y = whole["train"]
+    held = torch.arange(len(y)) % 6 == 5
+    marks = np.stack(ordered)[whole["test"][1].numpy()]
+    parts = Examples(x[~held], y[~held]), Examples(x[held], y[held]), Examples(*whole["test"])
+    depth = math.ceil(math.log2(len(names))) + 4
+    runs = [
+        one_run(frozen, len(names), parts, marks, recipe_of(args, variant, seed, depth), args, lambda rows: rows)
+        for seed in range(args.seeds)
+        for variant in args.variants
+    ]
+    table(runs)
+
+
+def data_root(args, wanted):
+    root = args.data_root or os.environ.get("AUDITOR_DATA")
+    if not root or not (Path(root) / wanted).exists():
+        print(f"skipped: no {wanted} under --data-root or AUDITOR_DATA ({root})")
+        sys.exit(0)
+    return root
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["drawn", "mnist", "cub20"])
+    parser.add_argument("--data-root")
+    parser.add_argument("--variants", nargs="+", default=["quantised", "l1", "full"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--attributes", type=int, default=12)
+    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--bits", type=int, default=4)
+    parser.add_argument("--per-feature", action="store_true")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--min-epochs", type=int, default=8)
+    parser.add_argument("--lambda-2", type=float, default=1.0)
+    parser.add_argument("--lambda-3", type=float, default=1e-3)
+    parser.add_argument("--balance", type=float, default=0.5)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--refit-every", type=int, default=4)
+    args = parser.parse_args()
+    {"drawn": drawn, "mnist": mnist, "cub20": cub20}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()
