@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from auditor.explanation import Concept, Explanation
     from auditor.nmf import NmfExplainer
     from auditor.subject import Subject
+    from auditor.tree import TreeExplainer
 
 _HOME = {
     "AuditError": "errors",
@@ -24,11 +25,23 @@ _HOME = {
     "Explanation": "explanation",
     "NmfExplainer": "nmf",
     "Subject": "subject",
+    "TreeExplainer": "tree",
     "fit": "explainer",
     "open_data": "data",
 }
 
-__all__ = ["AuditError", "Concept", "Data", "Explainer", "Explanation", "NmfExplainer", "Subject", "fit", "open_data"]
+__all__ = [
+    "AuditError",
+    "Concept",
+    "Data",
+    "Explainer",
+    "Explanation",
+    "NmfExplainer",
+    "Subject",
+    "TreeExplainer",
+    "fit",
+    "open_data",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ class _Task:
     node: _Node
     mode: int = LOCAL
     fresh: bool = True
-    seen: int = 0  # rows[:seen] are in the histogram already
+    seen: int = 0  # rows[:seen] were there before; they are in the histogram already unless it is fresh
     parent: int = -1
     sibling: int = -1
     frees: list[int] = field(default_factory=list)
@@ -111,16 +111,9 @@ class TreeGrower:
             if stale or self._root is None:
                 self._root = None
                 self._free = list(range(self._n_blocks))
-                root = self._root = _Node(0, np.arange(last, dtype=np.int32))
-                task = _Task(root)
-                if self._worth_a_block(last) and self._free:
-                    root.block = self._free.pop()
-                    task.mode = GROWN
-            else:
-                root = self._root
-                task = _Task(root, LOCAL if root.block < 0 else GROWN, fresh=False, seen=first)
-                root.rows = np.arange(last, dtype=np.int32)
-            self._grow([task])
+                self._root = _Node(0, np.empty(0, dtype=np.int32))
+                first = 0
+            self._grow([self._grown(self._root, np.arange(first, last, dtype=np.int32))])
         if self._root is None:
             raise ValueError("TreeGrower.append: the first call must bring at least one row, got none.")
         return self._tree()
@@ -167,8 +160,8 @@ class TreeGrower:
     # -- growing ------------------------------------------------------------------------------------------------
 
     def _least(self) -> int:
-        """Rows from which adding them up costs more than subtracting histograms (measured)."""
-        return 64 * self._n_codes
+        """Rows from which adding all of them up costs more than what a kept histogram costs (measured)."""
+        return (24 if self._keep else 64) * self._n_codes
 
     def _worth_a_block(self, n_rows: int) -> bool:
         return n_rows >= self._least()
@@ -215,7 +208,11 @@ class TreeGrower:
         gain = np.full((self._threads, len(busy)), -np.inf)
         feature, threshold = (np.full((self._threads, len(busy)), -1, dtype=np.int64) for _ in range(2))
         blocks = np.array(
-            [(task.node.block, task.parent, task.sibling, task.seen, task.fresh) for task in tasks], dtype=np.int64
+            [
+                (task.node.block, task.parent, task.sibling, 0 if task.fresh else task.seen, task.fresh)
+                for task in tasks
+            ],
+            dtype=np.int64,
         )[busy]
         tiles = np.linspace(0, self._tiles, self._threads + 1).astype(np.int64)
         grown_from = start[busy] + blocks[:, 3]
@@ -305,10 +302,18 @@ class TreeGrower:
         for child, rows in ((node.left, left_rows), (node.right, right_rows)):
             assert child is not None
             if len(rows):
-                seen = len(child.rows)
-                child.rows = np.concatenate([child.rows, rows])
-                tasks.append(_Task(child, LOCAL if child.block < 0 else GROWN, fresh=False, seen=seen))
+                tasks.append(self._grown(child, rows))
         return tasks
+
+    def _grown(self, node: _Node, rows: Ints) -> _Task:
+        """Give further rows to a node; one that has become large begins to keep a histogram."""
+        task = _Task(node, seen=len(node.rows))
+        node.rows = np.concatenate([node.rows, rows])
+        if node.block >= 0:
+            task.mode, task.fresh = GROWN, False
+        elif self._worth_a_block(len(node.rows)) and self._can_split(node) and self._free:
+            node.block, task.mode = self._free.pop(), GROWN
+        return task
 
     def _prune(self, node: _Node) -> None:
         for child in (node.left, node.right):
