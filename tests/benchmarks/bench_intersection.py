@@ -69,8 +69,6 @@ class Drawing:
         marks = rng.random((n, self.n_attributes)) < 0.5
         strength = rng.uniform(0.5, 1.0, (n, self.n_attributes)).astype(np.float32) * marks
         x = np.einsum("na,achw->nchw", strength, np.stack(self.parts))
-        shift = rng.integers(-1, 2, (n, 2))
-        x = np.stack([np.roll(image, tuple(s), axis=(1, 2)) for image, s in zip(x, shift, strict=True)])
         x = np.clip(x + rng.normal(0.1, 0.08, x.shape), 0, 1).astype(np.float32)
         node = np.zeros(n, dtype=int)
         for _ in range(self.depth):
@@ -267,7 +265,7 @@ def main():
     parser.add_argument("--data-root")
     parser.add_argument("--variants", nargs="+", default=["quantised", "l1", "full"])
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--images", type=int, default=3000)
+    parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--attributes", type=int, default=12)
     parser.add_argument("--features", type=int, default=64)
     parser.add_argument("--bits", type=int, default=4)
