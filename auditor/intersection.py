@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,7 +51,7 @@ class Recipe:
     batch: int = 64
     lr: float = 2e-3
     optimiser: Literal["adam", "sgd"] = "adam"
-    refit_every: int = 1
+    refit_every: int | None = None
     limits: TreeLimits = field(default_factory=TreeLimits)
     stop_after_drops: int = 2
     min_epochs: int = 5
@@ -91,7 +92,9 @@ class Examples:
 def train(
     net: Representation, backbone: Backbone, train_set: Examples, held_out: Examples, recipe: Recipe
 ) -> Iterator[Epoch]:
-    """Yield one state per epoch; ``net`` (and a trainable ``backbone``) hold the weights of the last one yielded.
+    """Yield one state per epoch, with ``refit_every`` batches (default: an eighth of an epoch) between tree fits.
+
+    ``net`` (and a trainable ``backbone``) hold the weights of the last one yielded.
 
     Early stopping is the paper's: at the ``stop_after_drops``-th epoch that lowers the held-out accuracy, the weights
     of the epoch before come back and the iteration ends.
@@ -103,6 +106,7 @@ def train(
         optimiser = torch.optim.Adam(parameters, lr=recipe.lr)
     else:
         optimiser = torch.optim.SGD(parameters, lr=recipe.lr, momentum=0.9)
+    refit_every = recipe.refit_every or max(1, len(train_set) // recipe.batch // 8)
     tree: Tree | None = None
     before, drops = -1.0, 0
     kept = (copy.deepcopy(net.state_dict()), backbone.state())
@@ -122,7 +126,7 @@ def train(
                 if grower is None:
                     grower = _grower(net, logits.shape[1], len(train_set), recipe)
                 pending.append((v.detach(), log_g.detach().exp()))
-                if (i + 1) % recipe.refit_every == 0 or i == 0:
+                if (i + 1) % refit_every == 0 or i == 0:
                     fitted = _append(grower, pending)
                     tree = fitted if i or tree is None else tree
                     pending = []
@@ -149,6 +153,18 @@ def train(
         before = scored[0]
         kept = (copy.deepcopy(net.state_dict()), backbone.state())
     net.eval()
+
+
+@contextmanager
+def few_threads(is_small: bool) -> Iterator[None]:
+    """Let torch use one thread while small matrices train: two that wait for each other are slower than one."""
+    before = torch.get_num_threads()
+    if is_small:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @torch.no_grad()

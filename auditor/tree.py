@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from auditor.errors import DataError, NumericsError
 from auditor.explainer import Explainer, ExplainerConfig, Progress, silent
 from auditor.explanation import Concept, Explanation, class_scores
 from auditor.gallery import Gallery
-from auditor.intersection import Epoch, Examples, codes_of, train
+from auditor.intersection import Epoch, Examples, codes_of, few_threads, train
 from auditor.kernels.tree import Tree, TreeLimits, fit_tree
 from auditor.representation import Backbone, Representation
 from auditor.subject import Subject
@@ -70,15 +71,8 @@ class TreeExplainer(Explainer):
             )
         sample = fitted.x[:2048] if backbone.module is None else backbone.inputs(fitted.x[:64]).detach()
         net.standardise(sample)
-        recipe = cfg.recipe(limits)
-        self.history_ = []
-        for epoch in train(net, backbone, fitted, held, recipe):
-            progress("training network and tree", epoch.number, cfg.epochs)
-            if not math.isfinite(epoch.loss):
-                raise NumericsError(
-                    f"tree: the loss became {epoch.loss} in epoch {epoch.number}; lower lr, or mend the layer's values."
-                )
-            self.history_.append(epoch)
+        with few_threads(backbone.module is None):
+            self.history_ = self._follow(train(net, backbone, fitted, held, cfg.recipe(limits)), progress)
         self.net_, self.layer_, self.is_flat_ = net.eval(), layer, backbone.is_flat
         codes, g = codes_of(net, backbone, fitted.x)
         if (codes == codes[:1]).all():
@@ -233,6 +227,17 @@ class TreeExplainer(Explainer):
 
     _class_names: tuple[str, ...] = ()
     _depth_limit: int = 0
+
+    def _follow(self, states: Iterator[Epoch], progress: Progress) -> list[Epoch]:
+        seen = []
+        for epoch in states:
+            progress("training network and tree", epoch.number, self.config.epochs)
+            if not math.isfinite(epoch.loss):
+                raise NumericsError(
+                    f"tree: the loss became {epoch.loss} in epoch {epoch.number}; lower lr, or mend the layer's values."
+                )
+            seen.append(epoch)
+        return seen
 
     def _backbone(self, subject: Subject) -> Backbone:
         assert self.layer_ is not None

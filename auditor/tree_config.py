@@ -32,7 +32,7 @@ class TreeConfig(ExplainerConfig):
     lr: float = Field(default=2e-3, gt=0, description="Learning rate.")
     optimiser: Literal["adam", "sgd"] = Field(default="adam", description="The paper used sgd.")
     hidden: int = Field(default=64, ge=1, description="Width of the two-layer network.")
-    refit_every: int = Field(default=1, ge=1, description="Batches between two fits of the tree.")
+    refit_every: int | None = Field(default=None, ge=1, description="Batches between tree fits; default: epoch / 8.")
     per_feature: bool = Field(default=False, description="One range per feature instead of one for all.")
     percentile: float = Field(
         default=100.0, gt=50, le=100, description="Range of a batch; below 100 cuts outliers off."

@@ -84,7 +84,9 @@ class TreeGrower:
         self._n_codes: int = 2**bits
         self._tiles = -(-n_features // TILE)
         self._lanes = -(-(n_outputs + 1) // LANES) * LANES
-        self._threads = max(1, min(threads or len(os.sched_getaffinity(0)), self._tiles))
+        # by default a thread gets eight tiles at least: below that waiting for each other costs more than it saves
+        wanted = threads or min(len(os.sched_getaffinity(0)), self._tiles // 8)
+        self._threads = max(1, min(wanted, self._tiles))
         self._span = span
         self._root: _Node | None = None
         self._block_size = self._tiles * TILE * self._n_codes * self._lanes
