@@ -7,6 +7,7 @@ then measurements on draws the search has not seen.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 FINE = 1024  # more cells than this are approached through a coarser grid first
 COARSE_SIDE = 14
 COMPONENTS_AT_ONCE = 2_000_000  # of images in one pass of the network with gradients
-SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.25  # of the time; the rest is slack
+SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.2  # of the time; the rest is slack
 CURVE_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
 
@@ -218,7 +219,8 @@ class Search:
         with torch.no_grad():
             problems.network(problems.images[:1].expand(4, -1, -1, -1))
         each = (time.monotonic() - began) / 4
-        masks = len(problems.images) * (len(CURVE_SHARES) + 2 * len(cfg.rates) + 8)
+        narrowing = 8 * math.ceil(math.log(problems.partition.size) / math.log(9))
+        masks = len(problems.images) * (len(CURVE_SHARES) + 2 * len(cfg.rates) + narrowing)
         return max(4, min(cfg.eval_draws, int(MEASURE_SHARE * timeout_s / (each * masks))))
 
 
