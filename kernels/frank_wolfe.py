@@ -239,12 +239,14 @@ def solve(
     s: Tensor,
     *,
     max_steps: int,
+    min_steps: int = 0,
     deadline: float | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Solution:
     """Run until every problem is done, ``max_steps`` are made, or the next step would end after ``deadline``.
 
-    ``deadline`` is a reading of ``time.monotonic()``; a step is taken to last as long as the one before it.
+    ``deadline`` is a reading of ``time.monotonic()``; a step is taken to last as long as the one before it, and
+    ``min_steps`` are made in any case.
     The answer is the last iterate of a stochastic run, and otherwise the one with the lowest value. Its gap is exact:
     where the last one was an estimate, the oracle is asked once more.
     """
@@ -256,7 +258,7 @@ def solve(
     stepped = started
 
     def is_late() -> bool:
-        return deadline is not None and time.monotonic() >= deadline
+        return deadline is not None and len(history) > min_steps and time.monotonic() >= deadline
 
     for step in solver.run(objective, polytope, s, is_late):
         history.append(step.value)
@@ -271,7 +273,7 @@ def solve(
             limit = Status.STEP_LIMIT
             break
         now = time.monotonic()
-        if deadline is not None and now + (now - stepped) >= deadline:
+        if deadline is not None and step.t >= min_steps and now + (now - stepped) >= deadline:
             limit = Status.TIME_LIMIT
             break
         stepped = now
