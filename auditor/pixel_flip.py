@@ -121,9 +121,11 @@ def plot_curves(curves: dict[str, FlipCurve], path: str | Path, title: str = "")
     figure = Figure(figsize=(7.5, 4.8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for name, curve in sorted(curves.items(), key=lambda item: float(item[1].area().mean())):
+    best_first = sorted(curves.items(), key=lambda item: float(item[1].area().mean()))
+    for i, (name, curve) in enumerate(best_first):
         x, mean, error = curve.kept.numpy(), curve.mean().numpy(), curve.standard_error().numpy()
-        (line,) = axes.plot(x, mean, label=f"{name} ({float(curve.area().mean()):.4f})", linewidth=1.6)
+        style = ("-", "--", ":")[i // 10 % 3]  # matplotlib has ten colours
+        (line,) = axes.plot(x, mean, style, label=f"{name} ({float(curve.area().mean()):.4f})", linewidth=1.6)
         axes.fill_between(x, mean - error, mean + error, alpha=0.15, color=line.get_color(), linewidth=0)
     axes.set_xlabel("share of cells kept")
     axes.set_ylabel("mean squared change of the class probability")

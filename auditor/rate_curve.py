@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -92,22 +93,35 @@ def joined(a: RateCurve, b: RateCurve) -> RateCurve:
 
 
 def smallest_set(
-    distortion: MonteCarlo, row: int, order: Tensor, curve: RateCurve, limit: float, keep: float, width: int = 8
+    distortion: MonteCarlo,
+    row: int,
+    order: Tensor,
+    curve: RateCurve,
+    limit: float,
+    keep: float,
+    *,
+    width: int = 8,
+    deadline: float | None = None,
 ) -> tuple[SmallestSet | None, RateCurve]:
     """Return the smallest leading set with distortion <= ``limit`` that keeps the decision in ``keep`` of the draws.
 
     The first size on the curve that passes is narrowed down to its predecessor, ``width`` sizes at a time, so the
-    answer is exact when passing is monotone in the size. None when not even the whole image passes (the target is not
-    what the network predicts). The curve comes back with the sizes tried.
+    answer is exact when passing is monotone in the size, unless another round would end after ``deadline`` (a reading
+    of ``time.monotonic()``). None when not even the whole image passes: the target is not what the network predicts.
+    The curve comes back with the sizes tried.
     """
+    last = time.monotonic()
     while True:
+        now = time.monotonic()
+        is_late = deadline is not None and now + (now - last) >= deadline
+        last = now
         passes = (curve.distortion <= limit) & (curve.kept >= keep)
         if not bool(passes.any()):
             return None, curve
         first = int(passes.to(torch.int8).argmax())
         size = curve.sizes[first]
         below = curve.sizes[first - 1] if first else -1
-        if size - below <= 1:
+        if size - below <= 1 or is_late:
             return SmallestSet(size, float(curve.distortion[first]), float(curve.kept[first])), curve
         between = torch.linspace(below, size, min(width, size - below - 1) + 2)[1:-1].round().int().tolist()
         curve = joined(curve, measure(distortion, row, order, [s for s in between if below < s < size]))

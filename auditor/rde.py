@@ -11,6 +11,7 @@ contributes what the expected logit gains when it is shown on top of the bands b
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any, ClassVar
 
 import torch
@@ -88,8 +89,9 @@ class RdeExplainer(Explainer):
                 logits = subject.logits(x).float().cpu()
             targets = self._targets(subject, logits, target)
             budget = Budget(steps, None if seconds is None else seconds * len(x), cfg.gap_share)
+            deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
             maps = search.run(x, torch.tensor(targets), budget)
-            found.extend(self._explanations(subject, maps, logits, targets))
+            found.extend(self._explanations(subject, maps, logits, targets, deadline))
         return found
 
     def tensors(self) -> dict[str, Tensor]:
@@ -132,14 +134,16 @@ class RdeExplainer(Explainer):
             held = list(statistics.sample[: cfg.calibration_images])
         return statistics, torch.stack(held)
 
-    def _explanations(self, subject: Subject, maps: Found, logits: Tensor, targets: list[int]) -> list[Explanation]:
+    def _explanations(
+        self, subject: Subject, maps: Found, logits: Tensor, targets: list[int], deadline: float | None
+    ) -> list[Explanation]:
         cfg: RdeConfig = self.config
         predictions, wanted = class_scores(logits, subject.class_names, targets)
         limit = self._limit()
         out: list[Explanation] = []
         for i, (prediction, goal) in enumerate(zip(predictions, wanted, strict=True)):
             order, curve, bands = self._curve(maps, i)
-            smallest, curve = smallest_set(maps.fresh, i, order, curve, limit, cfg.keep_probability)
+            smallest, curve = smallest_set(maps.fresh, i, order, curve, limit, cfg.keep_probability, deadline=deadline)
             concepts = self._concepts(maps, i, order, curve, bands, goal.logit)
             bias = float(curve.logit[curve.at(0)])
             extra = {

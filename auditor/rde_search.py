@@ -37,10 +37,10 @@ from auditor.subject import Subject
 
 log = logging.getLogger(__name__)
 
-FINE = 1024  # more cells than this are approached through a coarser grid first
-COARSE_SIDE = 14
+FINE = 1024  # pixels up to which an image is small: its pixels are the cells, and no coarser grid comes first
 COMPONENTS_AT_ONCE = 2_000_000  # of images in one pass of the network with gradients
-SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.25  # of the time; the rest is slack
+GRADIENTS_WANTED = 8  # per rate, at least, if draws can be spared for them
+SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.2  # of the time; the rest is slack
 CURVE_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
 
@@ -120,14 +120,10 @@ class Search:
         partition = cells(cfg, self.subject.input_shape, x)
         rates = checked_rates(cfg.rates, partition.size)
         problems = Problems.of(lambda images: self.subject.logits(images).to(images), x, targets, partition)
-        fresh = MonteCarlo.drawn(
-            problems,
-            self.obfuscation,
-            self._affordable(problems, budget.timeout_s) if draws is None else draws,
-            torch.Generator().manual_seed(cfg.seed + 1),
-            2 * chunk,
-        )
-        objective, name, notes = self._objective(problems, chunk)
+        search, measure = self._affordable(problems, budget.timeout_s) if draws is None else (cfg.draws, draws)
+        random = torch.Generator().manual_seed(cfg.seed + 1)
+        fresh = MonteCarlo.drawn(problems, self.obfuscation, measure, random, 2 * chunk)
+        objective, name, notes = self._objective(problems, search, chunk)
         if budget.timeout_s is not None:
             budget = replace(budget, timeout_s=SOLVE_SHARE * budget.timeout_s)
         if cfg.method == "ordering":
@@ -143,8 +139,12 @@ class Search:
             ]
             return Found(score, partition, name, solver, notes, fresh)
         start = None
-        if cfg.coarse_first and partition.size > FINE and cfg.cells != "superpixel":
-            start, budget = self._coarse_start(problems, rates, budget, chunk)
+        side = 7 if partition.size <= FINE else 14
+        if cfg.coarse_first and x[0, 0].numel() > FINE and partition.size > side**2 and min(x.shape[2:]) >= side:
+            rough = replace(problems, partition=grid(partition.shape, side, side))
+            start, budget = self._coarse_start(
+                rough, partition, self._objective(rough, search, chunk)[0], rates, budget
+            )
         relevance = multi_rate(
             objective, len(x), partition.size, rates, budget, self._method(), start=start, is_warm=cfg.warm
         )
@@ -159,7 +159,7 @@ class Search:
         cfg = self.config
         return Method(cfg.variant, cfg.rule, cfg.lazy, cfg.lipschitz)
 
-    def _objective(self, problems: Problems, chunk: int) -> tuple[Distortion, str, list[str]]:
+    def _objective(self, problems: Problems, draws: int, chunk: int) -> tuple[Distortion, str, list[str]]:
         """Return the distortion to minimise, its name, and a note where it is not the one asked for."""
         cfg = self.config
         notes: list[str] = []
@@ -176,20 +176,17 @@ class Search:
                     notes.append(f"fell back to Monte Carlo: {error}")
                     log.warning("rde: fell back to Monte Carlo: %s", error)
         random = torch.Generator().manual_seed(cfg.seed)
-        sampled = MonteCarlo.drawn(problems, self.obfuscation, cfg.draws, random, chunk)
+        sampled = MonteCarlo.drawn(problems, self.obfuscation, draws, random, chunk)
         if cfg.variant == "stochastic" and cfg.method == "multi-rate":
             return Resampled(sampled, self.obfuscation, random), "monte-carlo", notes
         return sampled, "monte-carlo", notes
 
     def _coarse_start(
-        self, problems: Problems, rates: tuple[int, ...], budget: Budget, chunk: int
+        self, problems: Problems, fine: Partition, objective: Distortion, rates: tuple[int, ...], budget: Budget
     ) -> tuple[Tensor, Budget]:
         """Solve on a coarse grid with a third of the time, and carry the masks over as starting points."""
         began = time.monotonic()
-        fine, n = problems.partition, len(problems.images)
-        _, h, w = fine.shape
-        coarse = grid(fine.shape, min(COARSE_SIDE, h), min(COARSE_SIDE, w))
-        objective, _, _ = self._objective(replace(problems, partition=coarse), chunk)
+        coarse, n = problems.partition, len(problems.images)
         rough = [max(1, round(k * coarse.size / fine.size)) for k in rates]
         third = None if budget.timeout_s is None else budget.timeout_s / 3
         found = multi_rate(objective, n, coarse.size, rough, replace(budget, timeout_s=third), self._method())
@@ -209,17 +206,22 @@ class Search:
             {"objective": v, "gap": g, "status": status.name.lower(), "steps": done.steps} for v, g, status in found
         ]
 
-    def _affordable(self, problems: Problems, timeout_s: float | None) -> int:
-        """Return how many fresh draws fit their share of the time, judged by one timed pass."""
+    def _affordable(self, problems: Problems, timeout_s: float | None) -> tuple[int, int]:
+        """Return how many draws to search on and how many fresh ones to measure on, judged by one timed pass.
+
+        A slow network gets fewer draws rather than fewer steps, and never less than a mirrored pair.
+        """
         cfg = self.config
         if timeout_s is None:
-            return cfg.eval_draws
+            return cfg.draws, cfg.eval_draws
         began = time.monotonic()
         with torch.no_grad():
             problems.network(problems.images[:1].expand(4, -1, -1, -1))
-        each = (time.monotonic() - began) / 4
-        masks = len(problems.images) * (len(CURVE_SHARES) + 2 * len(cfg.rates) + 8)
-        return max(4, min(cfg.eval_draws, int(MEASURE_SHARE * timeout_s / (each * masks))))
+        each = len(problems.images) * (time.monotonic() - began) / 4  # one forward pass of every image
+        gradients = GRADIENTS_WANTED * len(cfg.rates) * 3 * each  # a backward pass takes about two forward ones
+        measured = (len(CURVE_SHARES) + 2 * len(cfg.rates) + 8) * each
+        search, measure = int(SOLVE_SHARE * timeout_s / gradients), int(MEASURE_SHARE * timeout_s / measured)
+        return max(2, min(cfg.draws, search)), max(4, min(cfg.eval_draws, measure))
 
 
 def cells(cfg: RdeConfig, shape: tuple[int, int, int], images: Tensor) -> Partition:

@@ -129,6 +129,7 @@ def rate_constrained(
     method: Method,
     on_step: Callable[[Step], None] = lambda step: None,
     blank: Tensor | None = None,
+    min_steps: int = 0,
 ) -> Solution:
     """Solve RC-RDE for every row: rate ``k`` (rows,), feasible ``start`` (rows, m); ``blank`` is D(0) where known."""
     deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
@@ -136,7 +137,14 @@ def rate_constrained(
         blank, _ = distortion.gradient(torch.zeros_like(start), torch.arange(len(k)))
     solver = method.solver(budget.gap_share * blank.nan_to_num(0.0).to(start.dtype))
     answer = solve(
-        solver, distortion, KSparse(k), start, max_steps=budget.max_steps, deadline=deadline, on_step=on_step
+        solver,
+        distortion,
+        KSparse(k),
+        start,
+        max_steps=budget.max_steps,
+        min_steps=min_steps,
+        deadline=deadline,
+        on_step=on_step,
     )
     over = KSparse(k).violation(answer.s)
     assert float(over.max()) <= 1e-5 * float(k.max()) + 1e-6, f"left the polytope by {float(over.max())}"
@@ -159,7 +167,7 @@ def multi_rate(
 
     Warm: each rate starts at the solution of the next smaller one, which is feasible for it, the first at zero. Or each
     starts at its own ``start`` (batch, rates, m). Cold: every rate starts at zero, as published, all in one batch. When
-    the time is up before a rate's turn, the answer has fewer rates.
+    the time is up before a rate's turn, the answer has fewer rates; the first rate makes a step however late it is.
     """
     budget, method = budget or Budget(), method or Method()
     counts = checked_rates(rates, size)

@@ -104,10 +104,12 @@ class FrankWolfe:
     momentum: Callable[[int], float] = decaying_momentum  # stochastic only
     gap_tol: float | Tensor = 1e-7
 
-    def run(self, objective: Objective, polytope: Polytope, s: Tensor) -> Iterator[Step]:
+    def run(
+        self, objective: Objective, polytope: Polytope, s: Tensor, is_late: Callable[[], bool] = lambda: False
+    ) -> Iterator[Step]:
         """Yield iterates from the feasible point ``s`` (batch, *shape) until no problem moves any more.
 
-        The rule carries state: give every run a rule of its own.
+        The rule carries state: give every run a rule of its own. ``is_late`` may end a rule's search for a step.
         """
         n = len(s)
         everyone = torch.arange(n)
@@ -139,12 +141,12 @@ class FrankWolfe:
                 return
             d, gamma_max, moves = self._direction(g, s, v, gap, active, rows)
             trials = _Trials(objective, s, d, value, g)
-            gamma = self.rule(Line(t, value, -_dot(g, d), _dot(d, d), gamma_max, rows, trials))
+            gamma = self.rule(Line(t, value, -_dot(g, d), _dot(d, d), gamma_max, rows, trials, is_late))
             gamma[status != Status.RUNNING] = 0
             new_s, new_value, new_g = trials.settle(gamma, value, g)
             n_gradient += trials.n_gradients
             broken = ~(new_value.isfinite() & _finite_rows(new_g))
-            stuck = (gamma == 0) & (status == Status.RUNNING)
+            stuck = (gamma == 0) & (status == Status.RUNNING) & (not is_late())
             status = torch.where(stuck, torch.tensor(int(Status.STALLED)), status)
             status = torch.where(broken, torch.tensor(int(Status.FAILED)), status)
             s = torch.where(_like(broken, s), s, new_s)
@@ -237,11 +239,14 @@ def solve(
     s: Tensor,
     *,
     max_steps: int,
+    min_steps: int = 0,
     deadline: float | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
 ) -> Solution:
-    """Run until every problem is done, ``max_steps`` are made, or ``time.monotonic()`` passes ``deadline``.
+    """Run until every problem is done, ``max_steps`` are made, or the next step would end after ``deadline``.
 
+    ``deadline`` is a reading of ``time.monotonic()``; a step is taken to last as long as the one before it, and
+    ``min_steps`` are made in any case.
     The answer is the last iterate of a stochastic run, and otherwise the one with the lowest value. Its gap is exact:
     where the last one was an estimate, the oracle is asked once more.
     """
@@ -250,7 +255,12 @@ def solve(
     gap, is_exact = best_value, torch.zeros(len(s), dtype=torch.bool)
     history: list[Tensor] = []
     limit = Status.RUNNING
-    for step in solver.run(objective, polytope, s):
+    stepped = started
+
+    def is_late() -> bool:
+        return deadline is not None and len(history) > min_steps and time.monotonic() >= deadline
+
+    for step in solver.run(objective, polytope, s, is_late):
         history.append(step.value)
         better = (step.value <= best_value) | (step.t == 0) | (solver.variant == "stochastic")
         best_s = step.s if bool(better.all()) else torch.where(_like(better, step.s), step.s, best_s)
@@ -262,9 +272,11 @@ def solve(
         if step.t >= max_steps:
             limit = Status.STEP_LIMIT
             break
-        if deadline is not None and time.monotonic() >= deadline:
+        now = time.monotonic()
+        if deadline is not None and step.t >= min_steps and now + (now - stepped) >= deadline:
             limit = Status.TIME_LIMIT
             break
+        stepped = now
     oracle_calls, gradient_calls = step.oracle_calls, step.gradient_calls
     # A momentum average certifies nothing, and a stored vertex only half.
     unsure = torch.arange(len(s)) if solver.variant == "stochastic" else (~is_exact).nonzero().squeeze(1)

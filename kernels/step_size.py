@@ -19,7 +19,10 @@ ROUNDING = 4  # units in the last place by which two evaluations of the same val
 
 @dataclass(frozen=True)
 class Line:
-    """One direction for every row of the batch. ``try_step(gamma, rows)`` gives f(s + gamma d) of those rows."""
+    """One direction for every row of the batch.
+
+    ``try_step(gamma, rows)`` gives f(s + gamma d) of those rows; ``is_late()`` says that no further try fits the time.
+    """
 
     t: int
     value: Tensor  # (batch,) f(s)
@@ -28,6 +31,7 @@ class Line:
     gamma_max: Tensor  # (batch,)
     rows: Tensor  # (active,) the rows still moving
     try_step: Callable[[Tensor, Tensor], Tensor]
+    is_late: Callable[[], bool] = lambda: False
 
 
 class StepRule(Protocol):
@@ -77,6 +81,9 @@ class MonotoneNonConvex:
             gamma[pending[exhausted]] = 0
             pending = pending[worse & ~exhausted]
             self.halvings[pending] += 1
+            if line.is_late():
+                gamma[pending] = 0
+                break
         return gamma
 
 
@@ -123,5 +130,7 @@ class Backtracking:
             if not len(pending):
                 return gamma
             self.curvature[pending] *= self.grow
+            if line.is_late():
+                break
         gamma[pending] = 0
         return gamma

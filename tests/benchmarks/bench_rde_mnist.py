@@ -129,7 +129,7 @@ def full_size(args: argparse.Namespace) -> dict[str, object]:
         names += ["captum:DeepLift", "captum:GuidedBackprop"]
     for name in names:
         maps[name] = attribution(name)(args.subject, p.images, p.targets).flatten(1)
-    curves = flips(p, maps, group=16, draws=args.draws)
+    curves = flips(p, maps, group=args.group, draws=args.draws)
     table(curves)
     others = [name for name in maps if not name.startswith(("MR", "RC"))]
     report = {
@@ -222,6 +222,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="Frank-Wolfe steps per rate")
     parser.add_argument("--ord-steps", type=int, default=200)
     parser.add_argument("--draws", type=int, default=32, help="noise draws per flip step")
+    parser.add_argument("--group", type=int, default=16, help="pixels flipped per step, of 784")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--captum", action="store_true", help="also DeepLift and guided backprop from Captum")
     parser.add_argument("--only", choices=["full", "half"], help="28x28 or 14x14 alone")

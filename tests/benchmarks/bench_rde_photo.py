@@ -74,7 +74,7 @@ def photos(root: Path, subject: Subject) -> tuple[Tensor, Obfuscation]:
     for batch in data.batches(subject, 32):
         shard = Statistics.of(batch.images, random)
         total = shard if total is None else total.merge(shard)
-        kept.append(batch.images[:2])
+        kept.append(batch.images[:6])
     assert total is not None
     return torch.cat(kept), Obfuscation.fitted("gaussian", total, spread="global")
 
@@ -131,7 +131,7 @@ def maps(subject: Subject, x: Tensor, noise: Obfuscation, args: argparse.Namespa
             spread="global",
             **options,
         )
-        explainer.obfuscation_, explainer.limit_ = noise, 25.0
+        explainer.obfuscation_, explainer.limit_ = noise, args.limit
         explainer.subject_digest_ = subject.digest
         began = time.perf_counter()
         (e,) = explainer.explain(subject, x)
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--photo", type=int, default=0, help="which of the kept photos")
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--limit", type=float, default=10.0, help="distortion limit for the smallest set")
     parser.add_argument("--full-seconds", type=float, default=300.0, help="budget of the full-resolution map")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", choices=["overhead", "maps"])
