@@ -23,7 +23,7 @@ WELL_CONDITIONED = 1e-2  # smallest Cholesky pivot above which single precision 
 PASSES = 4  # coordinate passes before the active-set method: most supports are right by then
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc"})
 def _solve_passive(
     G: NDArray[Any], b: NDArray[Any], idx: NDArray[Any], n: int, L: NDArray[Any], z: NDArray[Any]
 ) -> bool:
@@ -138,8 +138,8 @@ def _active_set(G: NDArray[Any], B: NDArray[Any], S: NDArray[Any], floor: float,
             for k in range(rank):
                 if not passive[k] and not barred[k]:
                     pull = b[k]
-                    for j in range(rank):
-                        pull -= G[k, j] * s[j]
+                    for i in range(n):  # idx still holds the passive set
+                        pull -= G[k, idx[i]] * s[idx[i]]
                     if pull > best:
                         best, enter = pull, k
             if enter < 0:
