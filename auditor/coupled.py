@@ -47,10 +47,10 @@ class CoupledConfig(ExplainerConfig):
     normalise: Literal["none", "common", "per-block"] = Field(default="none", description="Unit-norm columns.")
     scale_rows: bool | None = Field(default=None, description="Rows of F sum to one; default: for group and tv.")
     lambda_basis: float = Field(default=1e-4, ge=0, description="L2 penalty on the bases.")
-    lambda_latent: float = Field(default=1.0, ge=0, description="L2 penalty on F.")
-    lambda_group: float = Field(default=1.0, ge=0, description="Group penalty (variant group; groups are labels).")
-    lambda_tv: float = Field(default=0.05, ge=0, description="Total variation along examples sorted by label.")
-    lambda_ortho: float = Field(default=0.05, ge=0, description="Penalty on co-activation (variant tv).")
+    lambda_latent: float = Field(default=1.0, ge=0, description="L2 penalty on F (variant base).")
+    lambda_group: float = Field(default=0.2, ge=0, description="Group penalty, about the share of a group it removes.")
+    lambda_tv: float = Field(default=0.05, ge=0, description="Total variation of F along examples sorted by label.")
+    lambda_ortho: float = Field(default=0.02, ge=0, description="Penalty on co-activation (variant tv).")
     pool: int = Field(default=4, ge=1, description="Longest side of a layer's grid after average pooling.")
     pixel_side: int = Field(default=32, ge=2, description="Longest side of the pixel blocks after average pooling.")
     max_images: int = Field(default=3000, ge=2, description="Images of the fit at most, drawn evenly.")
@@ -106,7 +106,7 @@ class CoupledExplainer(Explainer):
             for b, x in zip(self.blocks_, X, strict=True)
         ]
         X = self._scaled(X)
-        best = self._couple(X, cfg.lambda_latent, progress)
+        best = self._couple(X, self._lambda(), progress)
         self.P_, self.F_ = best.P, best.F
         self.metrics = {
             "rank": float(cfg.rank),
@@ -120,7 +120,7 @@ class CoupledExplainer(Explainer):
                 seen = distinctness(p)
                 self.metrics[f"top_eigenvalues/{b.name}"] = seen.top_mean
                 self.metrics[f"off_diagonal/{b.name}"] = seen.off_diagonal
-        if cfg.lambda_table:
+        if cfg.lambda_table and cfg.variant == "base":
             self._lambda_table(X, progress)
         self.class_score_ = class_scores_of(best.F, self.labels_, subject.n_classes)
         gallery = Gallery(cfg.rank, cfg.top_images, (1, 1))
@@ -187,6 +187,10 @@ class CoupledExplainer(Explainer):
 
     # inside
 
+    def _lambda(self) -> float:
+        """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
+        return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
+
     def _layers(self) -> list[str]:
         return [b.layer for b in self.blocks_ if b.layer is not None]
 
@@ -215,7 +219,7 @@ class CoupledExplainer(Explainer):
             for x, b in zip(self._scaled(rows), self.blocks_, strict=True)
         ]
         try:
-            return project_coupled(there, self.P_, self.config.lambda_latent)
+            return project_coupled(there, self.P_, self._lambda())
         except ValueError as error:
             raise NumericsError(str(error)) from error
 
@@ -266,12 +270,15 @@ class CoupledExplainer(Explainer):
     def _couple(self, X: list[Tensor], latent: float, progress: Progress, F0: Tensor | None = None) -> Coupling:
         cfg: CoupledConfig = self.config
         groups = self.labels_ if cfg.variant == "group" and bool((self.labels_ >= 0).any()) else None
+        n_groups = 1 if groups is None else len(set(groups.tolist()))
+        # Lambdas in units of the data's own curvature, about blocks / rank, so that they mean the same on other data.
+        unit = len(X) / cfg.rank
         penalties = Penalties(
             basis=(cfg.lambda_basis,) * len(X),
             latent=latent,
-            group=cfg.lambda_group if cfg.variant == "group" else 0.0,
-            tv=cfg.lambda_tv if cfg.variant == "tv" else 0.0,
-            ortho=cfg.lambda_ortho if cfg.variant == "tv" else 0.0,
+            group=cfg.lambda_group * unit * math.sqrt(X[0].shape[1] / n_groups) if cfg.variant == "group" else 0.0,
+            tv=cfg.lambda_tv * unit if cfg.variant == "tv" else 0.0,
+            ortho=cfg.lambda_ortho * unit if cfg.variant == "tv" else 0.0,
             groups=groups,
         )
         scale_rows = cfg.scale_rows if cfg.scale_rows is not None else cfg.variant != "base"
@@ -362,7 +369,7 @@ class CoupledExplainer(Explainer):
         """Measure on held-out images: errors per block, agreement, contributions by class, TCAV."""
         assert self.layer_ is not None
         cfg: CoupledConfig = self.config
-        f = project_coupled(X, self.P_, cfg.lambda_latent)
+        f = project_coupled(X, self.P_, self._lambda())
         layout, W = self._explained_basis(subject)
         tcav = Tcav(W, subject.n_classes)
         by_class = torch.zeros(cfg.rank, subject.n_classes, dtype=torch.float64)

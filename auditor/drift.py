@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from auditor.contributions import contributions
@@ -31,7 +32,7 @@ from auditor.subject import Subject
 
 log = logging.getLogger(__name__)
 LEVEL = 0.01  # chance of a false alarm
-LOST = 0.05  # a matched concept weaker than this share of re-fitted ones counts as died and born
+ALIKE = 0.5  # a concept whose matches on the other side correlate less than this on average has no counterpart
 Array = np.ndarray[Any, Any]
 
 
@@ -132,7 +133,7 @@ def compare(
         profiles.append(p)
         contribution.append(c)
     pooled = [p for side in profiles for p in side]
-    M, spread = _similarities(pooled, refits)
+    M = _similarities(pooled)
     similarity, null = _null(M, refits)
     p_value = float((null <= similarity + 1e-12).mean())
     null_low = float(np.sort(null)[int(LEVEL * len(null))])
@@ -140,9 +141,8 @@ def compare(
     left, right = profiles[0][best[0]], profiles[1][best[1]]
     match = _match(left, right)
     matched = _rows(match)
-    floor = float(np.quantile(spread, LOST))
-    died = [i for i, _, s in matched if s < floor] if drift else []
-    born = [j for _, j, s in matched if s < floor] if drift else []
+    died = _without_counterpart(left, best[0], profiles[0], profiles[1]) if drift else []
+    born = _without_counterpart(right, best[1], profiles[1], profiles[0]) if drift else []
     Wa, Wb = fits[0][best[0]].W, fits[1][best[1]].W
     basis = _rows(match_columns(Wa, Wb)) if Wa.shape == Wb.shape else None
     change = (contribution[1][match.right] - contribution[0][match.left]).numpy()
@@ -261,16 +261,27 @@ def _rows(match: Match) -> list[tuple[int, int, float]]:
     return [(int(i), int(j), float(s)) for i, j, s in zip(match.left, match.right, match.cosine, strict=True)]
 
 
-def _similarities(profiles: list[Tensor], refits: int) -> tuple[Array, Array]:
-    """Return the mean matched correlation of all pairs of fits, and the single ones of pairs within a version."""
-    n = len(profiles)
-    M, spread = np.eye(n), []
-    for i, j in itertools.combinations(range(n), 2):
-        cosine = _match(profiles[i], profiles[j]).cosine.numpy()
-        M[i, j] = M[j, i] = cosine.mean()
-        if (i < refits) == (j < refits):
-            spread.append(cosine)
-    return M, np.concatenate(spread)
+def _similarities(profiles: list[Tensor]) -> Array:
+    """Return the mean matched correlation of all pairs of fits."""
+    M = np.eye(len(profiles))
+    for i, j in itertools.combinations(range(len(profiles)), 2):
+        M[i, j] = M[j, i] = float(_match(profiles[i], profiles[j]).cosine.mean())
+    return M
+
+
+def _without_counterpart(fit: Tensor, index: int, own: list[Tensor], others: list[Tensor]) -> list[int]:
+    """Return the concepts of one fit that re-fits of its own version find again, and fits of the other version do not.
+
+    Per concept, its matches in the other version must be weaker than those in its own (rank-sum test) and weak at all.
+    """
+    again = torch.stack([_match(fit, p).cosine for i, p in enumerate(own) if i != index])
+    across = torch.stack([_match(fit, p).cosine for p in others])
+    return [
+        k
+        for k in range(fit.shape[1])
+        if float(across[:, k].mean()) < ALIKE
+        and mannwhitneyu(across[:, k].numpy(), again[:, k].numpy(), alternative="less").pvalue < LEVEL
+    ]
 
 
 def _null(M: Array, refits: int) -> tuple[float, Array]:

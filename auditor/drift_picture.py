@@ -26,13 +26,14 @@ def drift_picture(found: Drift, path: str | Path, names: tuple[str, str] = ("A",
     )
     ax = axes["concepts"]
     rows = sorted(found.matched, key=lambda row: -row[2])
-    gone = {(i, j) for i, j, _ in rows if i in found.died}
+    gone = {(i, j) for i, j, _ in rows if i in found.died or j in found.born}
     ax.bar(range(len(rows)), [s for *_, s in rows], color=[RED if (i, j) in gone else BLUE for i, j, _ in rows])
-    ax.axhspan(found.null_low, found.null_high, color=GREY, alpha=0.5, label="mean similarity of re-fits")
-    ax.axhline(found.similarity, color="black", linewidth=1, linestyle="--", label="mean similarity")
+    ax.axhspan(found.null_low, found.null_high, color=GREY, alpha=0.5, label="null band of the mean similarity")
+    ax.axhline(sum(found.within) / 2, color="black", linewidth=1, linestyle=":", label="re-fits of one version, mean")
+    ax.axhline(found.similarity, color="black", linewidth=1, linestyle="--", label="mean similarity of A and B")
     ax.set_xticks(range(len(rows)), [f"{i}–{j}" for i, j, _ in rows], fontsize=8)  # noqa: RUF001
     ax.set(
-        xlabel="concept of A and its match in B (red: died and born)",
+        xlabel="concept of A and its match in B (red: died or born)",
         ylabel="correlation of profiles",
         ylim=(-0.1, 1.05),
     )

@@ -243,6 +243,20 @@ def start(
     return P, F
 
 
+def _balanced(P: list[Tensor], F: Tensor, penalties: Penalties) -> tuple[list[Tensor], Tensor]:
+    """Return P F unchanged, its scale shared between P and F so that the L2 terms are smallest.
+
+    Every minimiser has this balance. Without it the first sweeps only move scale around, and how they do so depends on
+    the lambdas: runs from a common start would part there.
+    """
+    basis = torch.stack([l2 * p.square().sum(0) for l2, p in zip(penalties.basis, P, strict=True)]).sum(0)
+    latent = penalties.latent * F.square().sum(1)
+    if not (bool((basis > 0).all()) and bool((latent > 0).all())):
+        return P, F
+    s = (latent / basis) ** 0.25
+    return [p * s for p in P], F / s[:, None]
+
+
 def check_blocks(X: Sequence[Tensor], names: Sequence[str], rank: int, signed: Sequence[bool]) -> None:
     """Raise one sentence for a block that is empty, of another length, not finite, or negative where it must not be."""
     if not X:
@@ -297,7 +311,7 @@ def couple(
     signed = tuple(signed) if signed is not None else (False,) * len(X)
     check_blocks(X, names or [str(i) for i in range(len(X))], rank, signed)
     penalties = penalties or Penalties((1e-4,) * len(X))
-    P, F = start(X, rank, seed, init, signed)
+    P, F = _balanced(*start(X, rank, seed, init, signed), penalties)
     P, F = (list(P0) if P0 is not None else P), (F0 if F0 is not None else F)
     states = sweeps(X, P, F, penalties, signed=signed, solver=solver, normalise=normalise, scale_rows=scale_rows)
     best = next(states)

@@ -7,6 +7,7 @@ The Gram matrix is formed once. Each position then runs the active-set method of
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numba
@@ -18,10 +19,11 @@ from torch import Tensor
 from auditor.kernels.coordinate import DEAD, over_blocks, sweep
 
 CHUNK = 4096  # positions whose float64 copy is alive at once
+WELL_CONDITIONED = 1e-2  # smallest Cholesky pivot above which single precision keeps the answer to 1e-5
 PASSES = 4  # coordinate passes before the active-set method: most supports are right by then
 
 
-@numba.njit(nogil=True, cache=True)
+@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc"})
 def _solve_passive(
     G: NDArray[Any], b: NDArray[Any], idx: NDArray[Any], n: int, L: NDArray[Any], z: NDArray[Any]
 ) -> bool:
@@ -51,18 +53,58 @@ def _solve_passive(
 
 
 @numba.njit(nogil=True, cache=True)
-def _active_set(G: NDArray[Any], B: NDArray[Any], S: NDArray[Any], floor: float, lo: int, hi: int) -> None:
-    """Finish columns lo..hi of S, given as any feasible start, to the minimiser of s^T G s - 2 b^T s, s >= 0."""
+def _smallest_pivot(G: NDArray[Any], floor: float) -> float:
+    """Return the smallest pivot of the Cholesky factor of G, each as a share of its diagonal entry; dead rows aside."""
     rank = G.shape[0]
-    L, z, s = np.empty((rank, rank)), np.empty(rank), np.empty(rank)
+    L = np.zeros((rank, rank))
+    smallest = 1.0
+    for i in range(rank):
+        for j in range(i + 1):
+            total = G[i, j]
+            for m in range(j):
+                total -= L[i, m] * L[j, m]
+            if i == j and G[i, i] > floor:
+                if total <= 0:
+                    return 0.0
+                smallest = min(smallest, total / G[i, i])
+                L[i, i] = math.sqrt(total)
+            elif i != j and L[j, j] > 0:
+                L[i, j] = total / L[j, j]
+    return smallest
+
+
+@numba.njit(nogil=True, cache=True, fastmath={"contract"})
+def _descend(G: NDArray[Any], b: NDArray[Any], s: NDArray[Any], g: NDArray[Any], floor: float) -> None:
+    """Run coordinate passes on one column from s = 0, keeping g = G s - b; mostly this finds the support."""
+    rank = G.shape[0]
+    for k in range(rank):
+        s[k], g[k] = 0.0, -b[k]
+    for _ in range(PASSES):
+        for k in range(rank):
+            if G[k, k] > floor:
+                step = max(-g[k] / G[k, k], -s[k])
+                if step != 0.0:
+                    s[k] += step
+                    for j in range(rank):
+                        g[j] += step * G[k, j]
+
+
+@numba.njit(nogil=True, cache=True)
+def _active_set(G: NDArray[Any], B: NDArray[Any], S: NDArray[Any], floor: float, lo: int, hi: int) -> bool:
+    """Fill columns lo..hi of S with the minimisers of s^T G s - 2 b^T s, s >= 0; False when B is not finite."""
+    rank = G.shape[0]
+    L, z, s, b, g = np.empty((rank, rank)), np.empty(rank), np.empty(rank), np.empty(rank), np.empty(rank)
     idx, passive, barred = np.empty(rank, np.int64), np.empty(rank, np.bool_), np.empty(rank, np.bool_)
     for p in range(lo, hi):
-        b = B[:, p].copy()
         scale = 0.0
         for k in range(rank):
-            s[k] = S[k, p] if G[k, k] > floor else 0.0
-            passive[k], barred[k] = s[k] > 0, G[k, k] <= floor
+            b[k] = B[k, p]
+            if not math.isfinite(b[k]):
+                return False
             scale = max(scale, abs(b[k]))
+        _descend(G, b, s, g, floor)
+        for k in range(rank):
+            passive[k], barred[k] = s[k] > 0, G[k, k] <= floor
         for _ in range(10 * rank + 10):
             while True:  # inner loop: solve on the passive set, walking back to the border while it leaves it
                 n = 0
@@ -96,8 +138,8 @@ def _active_set(G: NDArray[Any], B: NDArray[Any], S: NDArray[Any], floor: float,
             for k in range(rank):
                 if not passive[k] and not barred[k]:
                     pull = b[k]
-                    for j in range(rank):
-                        pull -= G[k, j] * s[j]
+                    for i in range(n):  # idx still holds the passive set
+                        pull -= G[k, idx[i]] * s[idx[i]]
                     if pull > best:
                         best, enter = pull, k
             if enter < 0:
@@ -105,6 +147,7 @@ def _active_set(G: NDArray[Any], B: NDArray[Any], S: NDArray[Any], floor: float,
             passive[enter] = True
         for k in range(rank):
             S[k, p] = s[k]
+    return True
 
 
 def project(X: Tensor, W: Tensor, *, l2: float = 0.0) -> Tensor:
@@ -127,29 +170,26 @@ def project(X: Tensor, W: Tensor, *, l2: float = 0.0) -> Tensor:
     if l2 < 0:
         raise ValueError(f"project: l2 must not be negative, got {l2}.")
     dtype = X.dtype if X.dtype == torch.float64 else torch.float32
-    Wd = W.detach().double()
+    X, Wd = X.detach(), W.detach().double()
     G = Wd.T @ Wd
-    G.diagonal().add_(l2)
-    X = X.detach()
-    parts = [_project_chunk(X[:, lo : lo + CHUNK], Wd, G) for lo in range(0, X.shape[1], CHUNK)]
-    out = torch.cat(parts, dim=1) if parts else torch.zeros(W.shape[1], 0, device=X.device)
-    if not bool(torch.isfinite(out).all()):
-        raise ValueError("project: X and W must be finite, got NaN or infinite values.")
-    return out.to(dtype)
-
-
-def _project_chunk(X: Tensor, Wd: Tensor, G: Tensor) -> Tensor:
-    B = Wd.T @ X.double()
-    if not bool(torch.isfinite(B).all()):
-        return torch.full_like(B, torch.nan)
-    start = (B / G.diagonal().clamp_min(1e-300)[:, None]).clamp_min(0)
+    if l2:
+        G.diagonal().add_(l2)
     if X.device.type != "cpu":
-        return project_by_passes(start, B, G)
-    S = sweep(start, B, G, n_sweeps=PASSES)
-    floor = float(G.diagonal().max()) * DEAD
-    g, b, s = G.numpy(), B.contiguous().numpy(), S.numpy()
-    over_blocks(lambda lo, hi: _active_set(g, b, s, floor, lo, hi), X.shape[1], block=256)
-    return S
+        B = Wd.T @ X.double()
+        return project_by_passes((B / G.diagonal().clamp_min(1e-300)[:, None]).clamp_min(0), B, G).to(dtype)
+    out = torch.empty(W.shape[1], X.shape[1], dtype=dtype)
+    g, s = G.numpy(), out.numpy()
+    floor = float(g.diagonal().max(initial=0.0)) * DEAD
+    # The product is the larger part of the work: single precision will do where the basis is well conditioned.
+    exact = dtype == torch.float64 or _smallest_pivot(g, floor) < WELL_CONDITIONED
+    left = Wd.T if exact else W.detach().to(dtype).T
+    step = CHUNK if exact else max(1, X.shape[1])
+    for start in range(0, X.shape[1], step):
+        b = (left @ X[:, start : start + step].to(left.dtype)).numpy()
+        done = over_blocks(partial(_active_set, g, b, s[:, start : start + step], floor), b.shape[1])
+        if not all(done):
+            raise ValueError("project: X and W must be finite, got NaN or infinite values.")
+    return out
 
 
 def project_by_passes(S: Tensor, B: Tensor, G: Tensor, *, tol: float = 1e-9, max_rounds: int = 400) -> Tensor:

@@ -69,7 +69,7 @@ def compare(
             str(i),
             str(j),
             f"{s:.3f}",
-            "died / born" if i in found.died else "",
+            " ".join(word for word, hit in (("died", i in found.died), ("born", j in found.born)) if hit),
             f"{change[abs(change).argmax()]:+.3f}",
             name,
         ]
