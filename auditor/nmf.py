@@ -42,7 +42,7 @@ class NmfConfig(ExplainerConfig):
     )
     init: Literal["nndsvda", "random"] = Field(default="nndsvda", description="Start of the factorization.")
     max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
-    tol: float = Field(default=1e-5, gt=0, description="Stop when a sweep gains less than this share.")
+    tol: float = Field(default=1e-4, gt=0, description="Stop when ten sweeps gain less than this share.")
     max_positions: int = Field(default=40_000, ge=16, description="Positions kept in memory for the factorization.")
     held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
     max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
