@@ -90,6 +90,7 @@ class AtenGraph:
     batch: int | None  # the only batch size the graph accepts, or None
     shape: tuple[int, ...]  # of one image
     live: frozenset[Node] = field(default_factory=frozenset, repr=False)  # nodes that depend on the image
+    clipped: dict[Any, Any] = field(default_factory=dict, repr=False)  # kept for the next walk, see linear_maps
     _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

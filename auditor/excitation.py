@@ -82,7 +82,6 @@ class ExcitationBackprop:
         self.head = None if head is None else self._trace_head(head, example)
         bound = torch.as_tensor(floor, dtype=torch.float32)
         self._floor = bound.view(1, -1, *[1] * (len(self.graph.shape) - 1)) if bound.dim() else bound
-        self._kept: dict[Node, object] = {}
 
     def _trace_head(self, head: nn.Module, example: Tensor | None) -> AtenGraph:
         z = self.graph.layer(self.layer).meta["val"]
@@ -97,15 +96,17 @@ class ExcitationBackprop:
         start: str = "",
         stop: str = "input",
         contrastive: bool = True,
+        mass: Tensor | None = None,
     ) -> Heatmaps:
         """Return the heatmaps of ``neurons`` on ``images`` (inputs of the graph), at the resolution of ``stop``.
 
         ``start`` names the layer of the neurons (the logits, or the head's output if there is a head). ``neurons`` is
         one list for all images or (batch, neurons); in a layer with positions an index means the whole channel, its
         mass spread over the positions by their activation, and a triple (channel, row, column) one unit.
-        ``stop`` is ``"input"`` for the pixels or a layer name.
+        ``stop`` is ``"input"`` for the pixels or a layer name. ``mass`` (batch, neurons, *shape of start) sets the
+        start masses by hand instead of 1 on every neuron.
         """
-        mass, inactive, notes = self._masses(images, neurons, start, stop, contrastive)
+        mass, inactive, notes = self._masses(images, neurons, start, stop, contrastive, mass)
         if mass.dim() == 4 and stop != "input":
             mass = mass.movedim(-1, 2)  # tokens: (batch, neurons, position, channel) -> channels first
         if mass.dim() == 3:
@@ -130,7 +131,13 @@ class ExcitationBackprop:
         return self._masses(images, neurons, start, stop, contrastive)[0]
 
     def _masses(
-        self, images: Tensor, neurons: Sequence[int] | Tensor, start: str, stop: str, contrastive: bool
+        self,
+        images: Tensor,
+        neurons: Sequence[int] | Tensor,
+        start: str,
+        stop: str,
+        contrastive: bool,
+        given: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         self._check(images)
         chosen = torch.as_tensor(neurons, device=images.device)
@@ -144,7 +151,10 @@ class ExcitationBackprop:
                 mine = chosen if chosen.dim() < 2 or chosen.shape[-1] == 3 else chosen[i : i + step]
                 if chosen.dim() == 2 and mine is not chosen and len(mine) < len(x):
                     mine = torch.cat([mine, mine[-1:].expand(len(x) - len(mine), -1)])
-                mass, inactive, said = self._walk(x, mine, start, stop, contrastive)
+                begin = None if given is None else given[i : i + step]
+                if begin is not None and len(begin) < len(x):
+                    begin = torch.cat([begin, begin[-1:].expand(len(x) - len(begin), *begin.shape[1:])])
+                mass, inactive, said = self._walk(x, mine, start, stop, contrastive, begin)
                 turns.append((mass.transpose(0, 1)[:n_real], inactive.T[:n_real]))
                 notes.update(dict.fromkeys(said))
         for note in notes:
@@ -152,22 +162,22 @@ class ExcitationBackprop:
         return torch.cat([m for m, _ in turns]), torch.cat([f for _, f in turns]), tuple(notes)
 
     def _walk(
-        self, x: Tensor, neurons: Tensor, start: str, stop: str, contrastive: bool
+        self, x: Tensor, neurons: Tensor, start: str, stop: str, contrastive: bool, begin: Tensor | None
     ) -> tuple[Tensor, Tensor, list[str]]:
         below = self.graph.layer(self.layer if self.head is not None else start)
         end = self.graph.layer(stop)
         pinned = frozenset({below, end})
         floor = self._floor.to(x)
-        walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self._kept)
+        walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self.graph.clipped)
         if self.head is None:
-            p, dual, inactive = start_mass(walk, below, neurons, contrastive)
+            p, dual, inactive = start_mass(walk, below, neurons, contrastive, begin)
             return walk.down(below, p, end, dual), inactive, list(walk.notes)
         z = walk.values[below]
         top = self.head.layer(start)
         pins = frozenset({top})
         least = z.new_zeros(()) if bool((z >= 0).all()) else z - walk.excitation(below)
-        upper = Walk(self.head, self.head.run(z, top, pins), pins, least, self._kept)
-        p, dual, inactive = start_mass(upper, top, neurons, contrastive)
+        upper = Walk(self.head, self.head.run(z, top, pins), pins, least, self.head.clipped)
+        p, dual, inactive = start_mass(upper, top, neurons, contrastive, begin)
         mass = walk.down(below, upper.down(top, p, self.head.input, dual), end)
         return mass, inactive, [*upper.notes, *walk.notes]
 
@@ -193,13 +203,19 @@ class ExcitationBackprop:
         return max(1, BYTES_AT_ONCE // (4 * int(largest) * max(1, neurons.shape[-1])))
 
 
-def start_mass(walk: Walk, node: Node, neurons: Tensor, contrastive: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+def start_mass(
+    walk: Walk, node: Node, neurons: Tensor, contrastive: bool, begin: Tensor | None = None
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return mass 1 on each chosen neuron, the mass of its dual, and which neurons are inactive, (neurons, batch).
 
     A neuron of tanh that is negative stands for its own dual, so the two swap roles.
     """
     value: Tensor = walk.values[node]
     n_images = len(value)
+    if begin is not None:
+        p = begin.transpose(0, 1).to(value)
+        silent = (p * value).flatten(2).abs().sum(-1) <= 0
+        return p, p if contrastive else None, silent
     single = neurons.dim() == 2 and neurons.shape[-1] == 3 and value.dim() == 4
     chosen = neurons if single or neurons.dim() == 2 else neurons.view(1, -1).expand(n_images, -1)
     limit = value.shape[1] if value.dim() != 3 else value.shape[2]

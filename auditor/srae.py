@@ -2,9 +2,9 @@
 
     minimise  L_FS + beta L_SR + eta L_PT       over encoder, decoder, v and c, for all classes in one batched pass
 
-Choices where the paper is silent: Adam; targets centred and scaled to unit deviation inside the loss, so that beta and
-eta mean the same for every model; L_SR through the slope of the log at a running error (no mini-batch bias); positives
-and negatives weigh the same in total; a dead x-feature (zero on a whole epoch, twice) is sown again.
+Choices where the paper is silent: Adam; every dimension of Z divided by its root mean square; L_SR through the slope of
+the log at a running error (no mini-batch bias); positives and negatives weigh the same in total; a dead x-feature (zero
+on a whole epoch, twice in a row) is sown again.
 """
 
 from __future__ import annotations
@@ -104,13 +104,14 @@ def train(problem: Problem, state: TrainingState, config: SraeConfig) -> Iterato
     """Yield the state after every epoch, for ever; whoever iterates stops. NaN losses are an error."""
     m, heads = len(problem.Z), state.heads
     spread = problem.spread
-    for state.epoch in itertools.count(state.epoch + 1):
+    for epoch in itertools.count(state.epoch + 1):
+        state.epoch = epoch
         order = torch.randperm(m, generator=state.generator)
         sums = torch.zeros(3, len(problem.y))
         awake = torch.zeros(len(problem.y), heads.n_features, dtype=torch.bool)
         n_steps = max(1, round(m / config.batch))
         for rows in torch.tensor_split(order, n_steps):
-            fs, sr, pt, fired = _losses(problem, state, config, rows, spread)
+            fs, sr, pt, fired = _losses(problem, state, config, rows)
             loss = (fs + sr + pt).sum()  # the classes share nothing, so their sum trains each alone
             if not bool(torch.isfinite(loss)):
                 raise NumericsError(
@@ -128,7 +129,7 @@ def train(problem: Problem, state: TrainingState, config: SraeConfig) -> Iterato
 
 
 def _losses(
-    problem: Problem, state: TrainingState, config: SraeConfig, rows: Tensor, spread: Tensor
+    problem: Problem, state: TrainingState, config: SraeConfig, rows: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     heads, Z = state.heads, problem.Z[rows]
     scaled = heads.rows(Z)
@@ -138,8 +139,7 @@ def _losses(
     fs = sr = pt = zero
     if config.variant != "cae":
         ybar = heads.predict(E)
-        scale = spread.unsqueeze(-1)
-        fs = faithfulness(ybar / scale, problem.y[:, rows] / scale, problem.w[:, rows])
+        fs = faithfulness(ybar, problem.y[:, rows], problem.w[:, rows])
     if config.variant != "nn":
         Q = dimension_errors(heads.decode(embedded), scaled)
         if config.variant == "srae":

@@ -1,4 +1,4 @@
-"""Explanation heads: encoder to a few x-features, decoder, and a linear predictor of one logit, for many classes at once.
+"""Explanation heads: encoder to a few x-features, decoder, linear predictor of one logit; many classes at once.
 
 A fully connected head reads a vector  Z (examples, dims)  through  D - h1 - h2 - n  and ReLU. A convolutional head
 reads maps  Z (examples, channels, height, width)  through 1x1 convolutions; its x-features are max-pooled to a small
@@ -9,6 +9,7 @@ grid and the predictor weighs every cell. Weights of all classes are stacked in 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -92,15 +93,21 @@ class XHeads(nn.Module):
         """Return  c + sum_i v_i E_i  (classes, examples)."""
         return self.c.unsqueeze(-1) + self.contributions(E).sum(-1)
 
-    def encoder_of(self, k: int, spatial: bool) -> nn.Sequential:
-        """Return the encoder of class ``k`` on raw activations as plain layers, the scale folded into the first one."""
-        layers: list[nn.Module] = []
+    def encoder_of(self, k: int, layout: str = "vector") -> nn.Sequential:
+        """Return the encoder of class ``k`` as plain layers on raw activations, their scale folded into the first.
+
+        For layers with positions it ends with the pooling to cells, (examples, features, side, side).
+        """
+        spatial = layout != "vector"
+        layers: list[nn.Module] = [ChannelsFirst(layout)] if layout in ("tokens", "map-last") else []
         for i, (w, b) in enumerate(zip(self.encoder_w, self.encoder_b, strict=True)):
             weight = (w[k] / self.scale if i == 0 else w[k]).detach().clone()
             linear = nn.Conv2d(weight.shape[1], len(weight), 1) if spatial else nn.Linear(weight.shape[1], len(weight))
             linear.weight.data = weight.view_as(linear.weight)
             linear.bias.data = b[k, 0].detach().clone()  # type: ignore[union-attr]
-            layers += [linear, nn.Tanh() if self.activation == "tanh" else _ACTIVATIONS[self.activation]()]
+            layers += [linear, _ACTIVATIONS[self.activation]()]
+        if spatial:
+            layers.append(nn.AdaptiveMaxPool2d(math.isqrt(self.cells)))
         return nn.Sequential(*layers).eval()
 
     def _act(self, x: Tensor) -> Tensor:
@@ -114,6 +121,20 @@ class XHeads(nn.Module):
         return x
 
 
+class ChannelsFirst(nn.Module):
+    """Tokens or channels-last maps as (examples, channels, height, width)."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Move the channels to the front."""
+        if self.layout == "tokens":
+            return z.transpose(1, 2).unsqueeze(-1)
+        return z.permute(0, 3, 1, 2) if self.layout == "map-last" else z
+
+
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "identity": nn.Identity}
 
 
@@ -121,7 +142,7 @@ def _stack(
     n_classes: int, widths: Sequence[int], generator: torch.Generator | None
 ) -> tuple[nn.ParameterList, nn.ParameterList]:
     ws, bs = nn.ParameterList(), nn.ParameterList()
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
+    for before, after in itertools.pairwise(widths):
         ws.append(nn.Parameter(torch.randn(n_classes, after, before, generator=generator) * math.sqrt(2 / before)))
         bs.append(nn.Parameter(torch.zeros(n_classes, 1, after)))
     return ws, bs

@@ -1,4 +1,4 @@
-"""Losses of a sparse reconstruction autoencoder (Qi, Khorram and Li, "Embedding deep networks into visual explanations").
+"""Losses of a sparse reconstruction autoencoder (Qi, Khorram, Li: Embedding deep networks into visual explanations).
 
 All take a whole stack of heads at once: ``classes`` stands in front, so ten classes train in one batched pass.
 

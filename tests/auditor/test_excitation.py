@@ -404,10 +404,10 @@ def test_memory_does_not_grow_over_a_thousand_calls():
     engine = ExcitationBackprop(net, torch.cat([x, x]))
     for _ in range(50):
         engine.maps(x, [0, 1])
-    kept, before = len(engine._kept), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kept, before = len(engine.graph.clipped), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(950):
         engine.maps(x, [0, 1])
-    assert len(engine._kept) == kept
+    assert len(engine.graph.clipped) == kept
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; leaked walks would be 200 MB
 
 
