@@ -436,3 +436,24 @@ def test_bad_input_is_one_clear_sentence():
         engine.maps(x * torch.nan, [0])
     with pytest.raises(LayerError, match="never start above a softmax"):
         ExcitationBackprop(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), torch.cat([x, x])).maps(x, [0])
+
+
+FAMILIES = {"resnet18": 64, "vgg11": 64, "squeezenet1_1": 64, "mobilenet_v3_small": 64, "vit_b_16": 224}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_torchvision_families_in_memory_and_as_pt2(name):
+    from torchvision import models
+
+    torch.manual_seed(0)
+    net = getattr(models, name)(weights=None).eval()
+    for m in net.modules():
+        if isinstance(m, nn.Linear) and not m.weight.any():
+            nn.init.normal_(m.weight)  # torchvision starts some heads at zero
+    size = FAMILIES[name]
+    x = torch.rand(2, 3, size, size, generator=seeded())
+    want = ExcitationBackprop(net, x).maps(x, [0, 5])
+    assert not want.empty.any()
+    got = ExcitationBackprop(torch.export.unflatten(through_pt2(net, x)), x).maps(x, [0, 5])
+    torch.testing.assert_close(got.maps, want.maps, rtol=1e-3, atol=1e-6)

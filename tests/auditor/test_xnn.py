@@ -11,7 +11,9 @@ from auditor.explainer import Explainer
 from auditor.head_training import Examples, fit_heads
 from auditor.srae import Problem, SraeConfig, fit_predictor, start_state, train, weights_of
 from auditor.xhead import XHeads
-from auditor.xnn import head_layer
+from auditor.xnn import XnnConfig, head_layer
+from auditor.xnn_sheet import xnn_sheet
+from auditor.xnn_table import xnn_table
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +251,30 @@ def test_classes_without_positives_or_negatives_and_tiny_sets_are_refused(tmp_pa
     few = open_data("sklearn:digits", limit=4)
     with pytest.raises(DataError, match="fewer than 5 x-features"):
         fit("xnn", subject, few, target=3)
+
+
+def test_table_of_the_paper_compares_all_methods_on_one_harvest(subject, digits):
+    rows = xnn_table(subject, digits, XnnConfig(targets=[1, 3], max_epochs=15), images_per_class=3)
+    by = {r.method: r for r in rows}
+    assert list(by) == ["srae", "nn", "sae", "cae", "lasso", "1-heatmap"]
+    assert by["srae"].f_cls > 0.97
+    assert by["srae"].f_reg < by["lasso"].f_reg
+    assert by["srae"].f_reg < by["cae"].f_reg
+    assert math.isnan(by["1-heatmap"].f_reg)
+    assert all(0 <= r.locality <= math.log(16) + 1e-6 for r in rows)
+    with pytest.raises(OptionError, match="unknown method 'shap'"):
+        xnn_table(subject, digits, XnnConfig(), methods=["shap"])
+
+
+def test_contact_sheet_sorts_by_contribution_and_colours_by_sign(fitted, subject, images, tmp_path):
+    from PIL import Image
+
+    path = xnn_sheet(subject, fitted, images[:3], tmp_path / "sheet.png", side=64)
+    with Image.open(path) as sheet:
+        assert sheet.size == (12 + 76 * 7, (64 + 26 + 12) * 3 + 12)
+        colours = sheet.convert("RGB").getcolors(1 << 24)
+    assert (255, 255, 255) in {c for _, c in colours}
+    contributions = [c.contribution for e in fitted.explain(subject, images[:3]) for c in e.concepts]
+    assert any(r > 150 and b < 90 and g < 90 for _, (r, g, b) in colours) == any(c > 0 for c in contributions)
+    if any(c < -0.01 for c in contributions):
+        assert any(b > 150 and r < 90 for _, (r, g, b) in colours)
