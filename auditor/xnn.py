@@ -81,7 +81,7 @@ class XnnExplainer(Explainer):
         cfg: XnnConfig = self.config
         if math.isqrt(cfg.cells) ** 2 != cfg.cells:
             raise OptionError(f"xnn: cells must be a square number such as 1, 4 or 9, got {cfg.cells}.")
-        layer = subject.layer(cfg.layer).name if cfg.layer is not None else head_layer(subject)
+        layer = head_layer(subject, cfg.layer)
         layout = subject.layout(layer)
         wanted = self._wanted(subject)
         examples = read_examples(subject, data, layer, layout, cfg, progress)
@@ -304,8 +304,13 @@ def graph_of(subject: Subject) -> AtenGraph:
     return _GRAPHS[subject]
 
 
-def head_layer(subject: Subject) -> str:
-    """Return the layer a head attaches to by default: the last non-negative vector below the logits, else the map."""
+def head_layer(subject: Subject, name: str | None = None) -> str:
+    """Return the layer a head attaches to; default: the last non-negative vector below the logits, else a map.
+
+    A dropout gives the very output of the layer before it and is nothing in the graph, so that layer is taken instead.
+    """
+    if name is not None:
+        return source_of(subject, subject.layer(name).name)
     vectors = [
         item
         for item in subject.layers()[:-1]
@@ -313,7 +318,27 @@ def head_layer(subject: Subject) -> str:
     ]
     vectors = [v for v in vectors if v.shape != (subject.n_classes,)] or vectors
     best = [v for v in vectors if v.nonnegative] or vectors
-    return best[-1].name if best else subject.default_layer()
+    return source_of(subject, best[-1].name if best else subject.default_layer())
+
+
+def source_of(subject: Subject, name: str) -> str:
+    """Return the nearest layer up to ``name`` that has an operation in eval mode (all between hand its output on)."""
+    if not isinstance(_module_of(subject, name), (torch.nn.Identity, torch.nn.modules.dropout._DropoutNd)):
+        return name
+    items = subject.layers()
+    at = [item.name for item in items].index(name)
+    with torch.no_grad():
+        x = torch.rand(1, *subject.input_shape, generator=torch.Generator().manual_seed(0))
+        found = subject.activations(x, [name, *(i.name for i in items[max(0, at - 6) : at] if i.explainable)])
+    for item in reversed(items[max(0, at - 6) : at]):
+        same = item.explainable and found[item.name].shape == found[name].shape
+        if same and torch.equal(found[item.name], found[name]):
+            return source_of(subject, item.name)
+    return name
+
+
+def _module_of(subject: Subject, name: str) -> torch.nn.Module:
+    return subject.module.get_submodule(name)
 
 
 def read_examples(

@@ -68,7 +68,7 @@ def xnn_table(
     unknown = [m for m in methods if m not in METHODS]
     if unknown:
         raise OptionError(f"xnn table: unknown method {unknown[0]!r}; the methods are {', '.join(METHODS)}.")
-    layer = subject.layer(config.layer).name if config.layer is not None else head_layer(subject)
+    layer = head_layer(subject, config.layer)
     layout = subject.layout(layer)
     if layout.name != "vector":
         raise OptionError(f"xnn table: layer {layer!r} has positions; the table compares heads on a vector layer.")

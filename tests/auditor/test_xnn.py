@@ -75,6 +75,12 @@ def test_zero_pixels_get_no_heat_because_the_walk_reaches_them(fitted, subject, 
         assert float(maps.maps[i][:, images[i, 0] == 0].sum()) < 1e-6
 
 
+def test_a_dropout_before_the_logits_is_passed_over():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 10))
+    assert head_layer(Subject(net, input_shape=(1, 8, 8))) == "2"
+
+
 def test_batched_predictor_is_the_sum_of_contributions_on_random_inputs():
     heads = XHeads(3, 6, (8,), 4, generator=torch.Generator().manual_seed(0))
     Z = torch.rand(100, 6)
