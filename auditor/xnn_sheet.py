@@ -49,7 +49,9 @@ def draw(
         for c in sorted(e.concepts, key=lambda c: -(c.contribution or 0.0)):
             plus = (c.contribution or 0.0) >= 0
             picture = first if c.heatmap is None else overlay(images[row], c.heatmap, positive=plus, side=side)
-            cells.append((picture, f"#{c.index + 1}  {c.contribution:+.2f}", RED if plus else BLUE))
+            quiet = c.note.partition(":")[0] in ("inactive", "dead")  # its map shows potential, not evidence
+            text = f"#{c.index + 1}  {c.note.partition(':')[0] if quiet else f'{c.contribution:+.2f}'}"
+            cells.append((first if quiet else picture, text, INK if quiet else RED if plus else BLUE))
         for column, (picture, text, colour) in enumerate(cells):
             left = gap + column * (side + gap)
             pen.text((left, top + 4), text, colour, font)
