@@ -115,7 +115,7 @@ def train(problem: Problem, state: TrainingState, config: SraeConfig) -> Iterato
             loss = (fs + sr + pt).sum()  # the classes share nothing, so their sum trains each alone
             if not bool(torch.isfinite(loss)):
                 raise NumericsError(
-                    f"training of the explanation heads gave a loss of {float(loss)} in epoch {state.epoch}; the last "
+                    f"training of the explanation heads gave a loss of {loss.item()} in epoch {state.epoch}; the last "
                     f"good state is kept. Lower lr (now {config.lr}) or look for extreme activations."
                 )
             state.adam.zero_grad(set_to_none=True)
