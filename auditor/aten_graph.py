@@ -1,0 +1,306 @@
+"""A network as a functional ATen graph: what it computes, whatever classes it was written with.
+
+`AtenGraph.trace` exports any module that ``torch.export`` can follow (an in-memory model, or one that came back from a
+pt2 file through ``torch.export.unflatten``), makes it functional, and keeps for every node the layer it came from.
+Batch norm that follows a convolution or a linear map directly is folded into it when the graph runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx.node import map_arg
+
+from auditor.errors import LayerError, ModelError, ShapeError
+
+if TYPE_CHECKING:
+
+    class Node:
+        """A node of torch.fx, whose own annotations are too wide to say what an argument is."""
+
+        op: str
+        name: str
+        target: Any
+        args: tuple[Any, ...]
+        kwargs: dict[str, Any]
+        meta: dict[str, Any]
+        users: dict[Node, None]
+        all_input_nodes: list[Node]
+else:
+    from torch.fx import Node
+
+log = logging.getLogger(__name__)
+aten = torch.ops.aten
+Values = dict[Node, Any]
+
+CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+
+
+class _Outer(nn.Module):
+    """One tensor in, one tensor out: hides how the inner module spells its arguments."""
+
+    def __init__(self, subject: nn.Module) -> None:
+        super().__init__()
+        self.subject = subject
+
+    def forward(self, x: Tensor) -> Any:
+        out = self.subject(x)
+        return out[0] if isinstance(out, (tuple, list)) else out
+
+
+@contextmanager
+def as_evaluated(module: nn.Module) -> Iterator[None]:
+    """Put ``module`` in eval mode and give every submodule its own mode back afterwards."""
+    modes = {m: m.training for m in module.modules()}
+    try:
+        for m in modes:
+            m.training = False
+        yield
+    finally:
+        for m, training in modes.items():
+            m.training = training
+
+
+@dataclass
+class AtenGraph:
+    """Nodes in order of execution, the tensors of the model by node, and the node of each layer.
+
+    >>> graph = AtenGraph.trace(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.zeros(2, 4))
+    >>> [str(n.target) for n in graph.steps]
+    ['aten.linear.default', 'aten.relu.default']
+    >>> graph.layer("1").name, graph.batch
+    ('relu', None)
+    """
+
+    steps: list[Node]
+    constants: dict[Node, Tensor]
+    input: Node
+    output: Node
+    batch: int | None  # the only batch size the graph accepts, or None
+    shape: tuple[int, ...]  # of one image
+    live: frozenset[Node] = field(default_factory=frozenset, repr=False)  # nodes that depend on the image
+    clipped: dict[Any, Any] = field(default_factory=dict, repr=False)  # kept for the next walk, see linear_maps
+    _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        live = {self.input}
+        for node in self.steps:
+            if is_signal(node, or_several=True) and any(n in live for n in node.all_input_nodes):
+                live.add(node)
+        self.live = frozenset(live)
+
+    @classmethod
+    def trace(cls, module: nn.Module | ExportedProgram, example: Tensor) -> AtenGraph:
+        """Export ``module`` for inputs like ``example`` (batch first, at least two of them) and read its graph."""
+        if isinstance(module, ExportedProgram):
+            return cls._read(module, "")
+        with warnings.catch_warnings(), torch.no_grad(), as_evaluated(module):
+            warnings.simplefilter("ignore")  # export warns about its own internals
+            try:
+                program = torch.export.export(_Outer(module), (example,), dynamic_shapes=({0: Dim.AUTO},), strict=False)
+            except Exception as err:
+                raise ModelError(
+                    f"AtenGraph.trace: torch.export could not follow {type(module).__name__} on an input of shape "
+                    f"{tuple(example.shape)} ({_first_line(err)}). Excitation backprop needs the graph; use another "
+                    f"heatmap method, or remove the data-dependent control flow."
+                ) from err
+            graph = cls._read(program, "subject")
+            if graph.batch is None and not graph._takes(example[:1]):
+                graph.batch = len(example)  # the code reads len(x), which export takes for a constant
+            return graph
+
+    def _takes(self, x: Tensor) -> bool:
+        try:
+            self.run(x)
+        except RuntimeError:
+            return False
+        return True
+
+    @classmethod
+    def _read(cls, program: ExportedProgram, prefix: str) -> AtenGraph:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = program.run_decompositions({})  # functional: no operation writes into its input
+        nodes = list(program.graph.nodes)
+        by_name = {node.name: node for node in nodes if node.op == "placeholder"}
+        constants: dict[Node, Tensor] = {}
+        inputs = []
+        for spec in program.graph_signature.input_specs:
+            node = by_name[spec.arg.name]
+            if spec.kind == InputKind.USER_INPUT:
+                inputs.append(node)
+            elif spec.target is not None:
+                state = program.state_dict if spec.target in program.state_dict else program.constants
+                constants[node] = state[spec.target].detach()
+        if len(inputs) != 1:
+            raise ModelError(f"AtenGraph.trace: wanted a model with one image input, got {len(inputs)} inputs.")
+        outputs = [n for n in nodes[-1].args[0] if isinstance(n, Node)]
+        n_batch, *shape = inputs[0].meta["val"].shape
+        for node in nodes:
+            _remember_layers(node, prefix)
+        return cls(
+            steps=[n for n in nodes if n.op == "call_function"],
+            constants=constants,
+            input=inputs[0],
+            output=outputs[0],
+            batch=int(n_batch) if isinstance(n_batch, int) else None,
+            shape=tuple(int(s) for s in shape),
+        )
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of all layers that do something in eval mode, in order of execution."""
+        return list(dict.fromkeys(name for node in self.steps for name in node.meta["layers"] if name))
+
+    def layer(self, name: str) -> Node:
+        """Return the node that leaves layer ``name``; ``""`` is the whole model, ``"input"`` its input."""
+        if name == "input":
+            return self.input
+        if name == "":
+            return self.output
+        inside = [n for n in self.steps if name in n.meta["layers"]]
+        if not inside:
+            close = ", ".join(self.layers[:40])
+            raise LayerError(
+                f"AtenGraph.layer: no operation belongs to layer '{name}' (a dropout or identity has none in eval "
+                f"mode). Take one of: {close}{', …' if len(self.layers) > 40 else ''}."
+            )
+        members = set(inside)
+        leaving = [n for n in inside if is_signal(n) and any(user not in members for user in n.users)]
+        return (leaving or inside)[-1]
+
+    def before(self, node: Node) -> set[Node]:
+        """Every node that ``node`` is computed from, and ``node`` itself."""
+        seen: set[Node] = set()
+        todo = [node]
+        while todo:
+            n = todo.pop()
+            if n not in seen:
+                seen.add(n)
+                todo.extend(n.all_input_nodes)
+        return seen
+
+    def run(self, x: Tensor, until: Node | None = None, pinned: frozenset[Node] = frozenset()) -> Values:
+        """Return the value of every node that ``until`` (the output) needs; ``pinned`` nodes are never folded away."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise ShapeError(
+                f"AtenGraph.run: the graph was traced for images of shape {self.shape}, got {tuple(x.shape[1:])}. "
+                f"Resize them, or trace again."
+            )
+        if self.batch is not None and len(x) != self.batch:
+            raise ShapeError(f"AtenGraph.run: this graph accepts {self.batch} images at a time only, got {len(x)}.")
+        values: Values = {self.input: x, **self.constants}
+        needed = self.before(until or self.output)
+        fold = {n.args[0]: n for n in needed if self.folds(n, pinned)}
+        with torch.no_grad():
+            for node in self.steps:
+                if node not in needed or node in fold:
+                    continue  # a folded convolution is run by its batch norm
+                values[node] = self._call(node, values, pinned)
+        return values
+
+    def _call(self, node: Node, values: Values, pinned: frozenset[Node]) -> Any:
+        if self.folds(node, pinned):
+            linear = node.args[0]
+            weight, bias = self.weights(node, pinned)
+            x, _, _, *rest = _padded_args(linear)
+            return (linear.target(values[x], weight, bias, *rest),)
+        return call(node, values.__getitem__)
+
+    def folds(self, node: Node, pinned: frozenset[Node] = frozenset()) -> bool:
+        """Whether ``node`` is a batch norm that disappears into the convolution or linear map before it."""
+        if node.target is not BATCH_NORM:
+            return False
+        before = node.args[0]
+        return (
+            isinstance(before, Node)
+            and before.target in (*CONVOLUTIONS, aten.linear.default)
+            and before.args[1] in self.constants
+            and len(before.users) == 1
+            and before not in pinned
+        )
+
+    def scale(self, node: Node) -> tuple[Tensor, Tensor]:
+        """Slope and offset per channel of a batch norm in eval mode."""
+        _, gamma, beta, mean, var, _, eps = node.args
+        mean, var = self.constants[mean], self.constants[var]
+        slope = (var + eps).rsqrt()
+        if gamma is not None:
+            slope = slope * self.constants[gamma]
+        offset = -mean * slope
+        return slope, offset if beta is None else offset + self.constants[beta]
+
+    def weights(self, node: Node, pinned: frozenset[Node] = frozenset()) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of a linear node, or of the linear map that a batch norm folds into."""
+        if not self.folds(node, pinned):
+            bias = _padded_args(node)[2]
+            return self.constants[node.args[1]], None if bias is None else self.constants[bias]
+        _, w, b, *_ = _padded_args(node.args[0])
+        sources = [self.constants[n] for n in (w, b, *node.args[1:5]) if isinstance(n, Node)]
+        stamp = tuple(t._version for t in sources)
+        cached = self._folded.get(node)
+        if cached is None or cached[0] != stamp:  # weights trained on since then
+            slope, offset = self.scale(node)
+            weight = self.constants[w] * slope.view(-1, *[1] * (self.constants[w].dim() - 1))
+            bias = offset if b is None else offset + slope * self.constants[b]
+            cached = self._folded[node] = (stamp, weight, bias)
+        return cached[1], cached[2]
+
+
+def call(node: Node, value_of: Callable[[Node], Any]) -> Any:
+    """Run the operation of a node on the values that ``value_of`` gives for its input nodes."""
+    args, kwargs = map_arg((node.args, node.kwargs), value_of)  # type: ignore[arg-type]
+    return node.target(*args, **kwargs)
+
+
+def is_signal(node: Node, or_several: bool = False) -> bool:
+    """Whether the node's value is a floating tensor, or a tuple that begins with one (not a size or an index)."""
+    value = node.meta.get("val")
+    if or_several and isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def source(node: Node, skip: Callable[[Node], bool]) -> Node:
+    """Follow first arguments upwards while ``skip`` says so."""
+    while skip(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+def is_getitem(node: Node) -> bool:
+    """Whether the node picks one output of an operation with several."""
+    return node.target is operator.getitem
+
+
+def _padded_args(node: Any) -> list[Any]:
+    """Return ``(x, weight, bias, ...)`` of a linear node with a bias that may be left out filled in as None."""
+    args = list(node.args)
+    return args if len(args) > 2 else [*args, None]
+
+
+def _remember_layers(node: Node, prefix: str) -> None:
+    stack = node.meta.get("nn_module_stack") or {}
+    names = []
+    for path, _ in stack.values():
+        name = path.split("@")[0]
+        if name == prefix or name.startswith(f"{prefix}."):
+            names.append(name[len(prefix) + 1 :])
+        elif not prefix:
+            names.append(name)
+    node.meta["layers"] = tuple(names)
+
+
+def _first_line(err: Exception) -> str:
+    return (str(err).strip().splitlines() or [type(err).__name__])[0][:200]

@@ -1,0 +1,105 @@
+"""How few parts of the object a heatmap lies on: entropy of its mass over parts, low is local.
+
+Parts are soft masks  P(part | pixel)  in [0, 1]: Voronoi cells of annotated points with inverse distance, object masks,
+or a plain grid where nothing is annotated (say so). The mass per part is averaged over images before the entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Box = tuple[float, float, float, float]  # left, top, width, height in pixels
+
+
+@dataclass(frozen=True, slots=True)
+class Locality:
+    """Entropy (natural log) of the mass over parts; ``skipped`` maps had no mass."""
+
+    entropy: float
+    masses: tuple[float, ...]
+    skipped: int
+
+
+def voronoi_parts(points: Tensor, size: tuple[int, int], box: Box | None = None) -> Tensor:
+    """Return soft masks (parts + 1, height, width) of part points (parts, 2) as (x, y); NaN points are not visible.
+
+    Inside the box a pixel belongs to the nearest point, with  1 - d / (largest d of the cell).  The last mask is the
+    context: everything outside the box.
+    """
+    height, width = size
+    ys, xs = torch.meshgrid(torch.arange(height).double(), torch.arange(width).double(), indexing="ij")
+    inside = torch.ones(size, dtype=torch.bool) if box is None else box_mask(box, size)
+    masks = torch.zeros(len(points) + 1, height, width, dtype=torch.float64)
+    masks[-1] = (~inside).double()
+    visible = torch.isfinite(points).all(1)
+    if not bool(visible.any()):
+        return masks
+    d = ((xs - points[:, 0].view(-1, 1, 1)) ** 2 + (ys - points[:, 1].view(-1, 1, 1)) ** 2).sqrt()
+    d[~visible] = torch.inf
+    nearest = d.argmin(0)
+    for p in visible.nonzero().flatten().tolist():
+        cell = (nearest == p) & inside
+        if bool(cell.any()):
+            farthest = float(d[p][cell].max())
+            masks[p][cell] = 1 - d[p][cell] / farthest if farthest > 0 else 1.0
+    return masks
+
+
+def box_mask(box: Box, size: tuple[int, int]) -> Tensor:
+    """Return which pixels (height, width) lie inside a box."""
+    left, top, w, h = box
+    ys = torch.arange(size[0]).double().view(-1, 1) + 0.5
+    xs = torch.arange(size[1]).double().view(1, -1) + 0.5
+    return (xs >= left) & (xs <= left + w) & (ys >= top) & (ys <= top + h)
+
+
+def grid_parts(size: tuple[int, int], rows: int = 4, columns: int = 4) -> Tensor:
+    """Return a grid of hard masks (rows * columns, height, width) for data without annotation."""
+    r = (torch.arange(size[0]) * rows // size[0]).view(-1, 1)
+    c = (torch.arange(size[1]) * columns // size[1]).view(1, -1)
+    cell = r * columns + c
+    return torch.stack([(cell == p) for p in range(rows * columns)]).double()
+
+
+def part_masses(heatmap: Tensor, parts: Tensor) -> Tensor:
+    """Return the mass  S_p = sum P(p | pixel) S(pixel)  of one heatmap (height, width) on every part."""
+    return (parts * heatmap.double()).sum((-1, -2))
+
+
+def entropy(masses: Tensor) -> float:
+    """Return the entropy of masses after scaling them to sum 1, with 0 log 0 = 0.
+
+    >>> round(entropy(torch.ones(16)), 6), entropy(torch.eye(16)[3])
+    (2.772589, 0.0)
+    """
+    p = masses.double() / masses.double().sum()
+    return float(-(torch.where(p > 0, p * p.clamp(min=1e-300).log(), 0.0)).sum()) + 0.0
+
+
+def locality(heatmaps: Sequence[Tensor | None], parts: Sequence[Tensor] | Tensor) -> Locality | None:
+    """Measure one feature's heatmaps over images, each with its parts; empty maps (None or no mass) are skipped."""
+    total, n, skipped = None, 0, 0
+    for i, heatmap in enumerate(heatmaps):
+        if heatmap is None or float(heatmap.sum()) <= 0:
+            skipped += 1
+            continue
+        mass = part_masses(heatmap / heatmap.sum(), parts if isinstance(parts, Tensor) else parts[i])
+        total = mass if total is None else total + mass
+        n += 1
+    if total is None or float(total.sum()) <= 0:
+        return None
+    mean = total / n
+    return Locality(entropy(mean), tuple(mean.tolist()), skipped)
+
+
+def context_share(heatmap: Tensor, box: Box) -> float:
+    """Return the share of heat outside a bounding box; NaN for an empty map."""
+    whole = float(heatmap.sum())
+    if whole <= 0:
+        return math.nan
+    return float(heatmap[~box_mask(box, (heatmap.shape[0], heatmap.shape[1]))].sum()) / whole

@@ -1,0 +1,62 @@
+"""Cost of five contrastive heatmaps in forward passes of the same image, to the pixels and to a middle layer.
+
+python tests/benchmarks/bench_excitation.py [--threads 2] [--repeats 5] [--batch 16]
+"""
+
+import argparse
+import time
+
+import torch
+from torchvision import models
+
+from auditor.excitation import ExcitationBackprop
+
+
+def best(f, repeats):
+    f()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        f()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+MIDDLE = {"vgg16": "features.16", "resnet18": "layer2"}
+LIMIT = {"vgg16": 8, "resnet18": 10}
+FIVE = [0, 1, 2, 3, 4]
+
+
+def measure(name, repeats, n_batch):
+    torch.manual_seed(0)
+    net = getattr(models, name)(weights=None).eval()
+    engine = ExcitationBackprop(net, torch.rand(2, 3, 224, 224), floor=-2.5)
+    x = torch.randn(n_batch, 3, 224, 224).clamp(-2, 2)
+    one = x[:1]
+    with torch.no_grad():
+        forward = best(lambda: net(one), repeats)
+    pixels = best(lambda: engine.maps(one, FIVE), repeats) / forward
+    mid = best(lambda: engine.maps(one, FIVE, stop=MIDDLE[name]), repeats) / forward
+    batch = best(lambda: engine.maps(x, FIVE), 1) / forward / n_batch
+    print(
+        f"{name}: forward {forward * 1e3:.0f} ms; 5 contrastive maps of one image: to the pixels {pixels:.2f}, to "
+        f"{MIDDLE[name]} {mid:.2f} forward passes (limit {LIMIT[name]}); per image in a batch of {n_batch}: "
+        f"{batch:.2f}",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--models", nargs="+", default=list(MIDDLE), choices=list(MIDDLE))
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    for name in args.models:
+        measure(name, args.repeats, args.batch)
+
+
+if __name__ == "__main__":
+    main()
