@@ -39,6 +39,7 @@ def demo(folder: Path, seed: int, as_json: bool) -> None:
         f"  auditor layers  {result['model']}",
         f"  auditor list    {result['model']}",
         f"  auditor explain {result['model']} {result['image']} --out explained",
-        f"  auditor fit nmf {result['model']} --data sklearn:digits --name finer --set rank=16",
+        f"  auditor concepts {result['model']} concepts --out concepts.html",
+        f"  auditor fit tree {result['model']} --data sklearn:digits",
         f"  auditor verify  {result['model']}",
     )
