@@ -27,14 +27,15 @@ def contact_sheet(
     draw = ImageDraw.Draw(sheet)
     font, small = ImageFont.load_default(14), ImageFont.load_default(12)
     draw.text((gap, 10), "image and prediction", INK, font)
-    draw.text((gap * 2 + side, 10), "what made it: contribution to the logit", INK, font)
+    draw.text((gap * 2 + side, 10), "what made it, with its contribution", INK, font)
     for row, explanation in enumerate(explanations):
         top = head + row * (side + foot + gap)
         picture = overlay(images[row], images[row].mean(0) * 0, side=side)
         sheet.paste(_bright(images[row], side, picture.size), (gap, top))
         p, t = explanation.prediction, explanation.target
         draw.text((gap, top + side + 2), f"{_short(p.label)}  {p.probability:.0%}", INK, font)
-        total = f"logit {_short(t.label)} = {explanation.target_value:.2f}"
+        what = "tree's value" if explanation.kind == "tree" else "logit"
+        total = f"{what} {_short(t.label, 8)} = {explanation.target_value:.2f}"
         draw.text((gap, top + side + 20), total, PALE, small)
         ranked = explanation.ranked()[:n_concepts]
         for column, concept in enumerate(ranked):

@@ -100,7 +100,7 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
     if not found:
         say(f"Nothing is attached to {model}; try: auditor fit nmf {model} --data …")
         return
-    shown = ("f_cls", "relative_error", "accuracy", "basis_stability")
+    shown = ("f_cls", "relative_error", "basis_stability", "accuracy_tree", "agreement", "flip_area")
     body = [
         [
             x.name,
