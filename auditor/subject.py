@@ -145,7 +145,8 @@ class Subject:
 
         def keep(name: str) -> Any:
             def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-                found[name].append(_one_tensor(output, f"layer {name!r}", LayerError))
+                # a copy: an in-place ReLU after the layer would overwrite it
+                found[name].append(_one_tensor(output, f"layer {name!r}", LayerError).clone())
 
             return hook
 
@@ -285,7 +286,8 @@ class Subject:
 
     def _replaced(self, module: nn.Module, z: Tensor, n_images: int) -> Tensor:
         def swap(_module: nn.Module, _args: Any, output: Any) -> Any:
-            return z if isinstance(output, Tensor) else type(output)([z, *output[1:]])
+            new = z.clone()  # an in-place ReLU after the layer must not reach the caller's tensor
+            return new if isinstance(output, Tensor) else type(output)([new, *output[1:]])
 
         handle = module.register_forward_hook(swap)
         try:

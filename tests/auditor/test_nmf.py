@@ -218,3 +218,25 @@ def test_other_precisions(tiny, tiny_npz, dtype):
     x = next(data.batches(subject, 3)).images
     assert all(item.gap() < 1e-6 for item in e.explain(subject, x))
     assert e.metrics["f_reg"] < 0.1
+
+
+def test_an_inplace_relu_after_the_layer_clips_nothing(tmp_path):
+    """The layer's own signed output is explained, and neither it nor the caller's tensor is overwritten."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Conv2d(1, 5, 3), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(5, 3)
+        )
+    subject = Subject(net, input_shape=(1, 13, 17))
+    x = torch.rand(6, 1, 13, 17)
+    with torch.no_grad():
+        logits, found = subject.run(x, ["0"])
+        torch.testing.assert_close(found["0"], net[0](x))
+        before = found["0"].clone()
+        torch.testing.assert_close(subject.forward_from("0", found["0"]), logits)
+    assert float(before.min()) < 0
+    assert torch.equal(found["0"], before)
+    np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((30, 13, 17), dtype=np.float32))
+    e = fit("nmf", subject, open_data(tmp_path / "x.npz"), layer="0", rank=3, refits=1)
+    assert e.signed_
+    assert all(item.gap() < 1e-6 for item in e.explain(subject, x))
