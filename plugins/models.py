@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
-from auditor.plugins.place import Place, mlflow_errors, resolve
+from auditor.plugins.place import Place, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
     from torch import nn
@@ -144,10 +144,8 @@ def describe(
     )
     notes = changed.describe()
     with mlflow_errors(f"describe {uri}"):
-        from mlflow import MlflowClient
-
         _upload_notes(place.root, notes)
-        MlflowClient().set_model_version_tag(place.name, place.version, SUBJECT_TAG, json.dumps(notes, sort_keys=True))
+        set_tag(place, SUBJECT_TAG, json.dumps(notes, sort_keys=True))
     return notes
 
 

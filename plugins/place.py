@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from auditor.errors import AuditError, ModelError, RegistryError
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_CHAIN = 32
+TAG_ATTEMPTS = 6
 URI = re.compile(r"^models:/(?P<name>[^@]+?)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))$")
 
 
@@ -71,6 +73,27 @@ def resolve(uri: str, *, registered: bool = False) -> Place:
             "models:/name@alias (register it with mlflow.register_model)."
         )
     return place
+
+
+def set_tag(place: Place, key: str, value: str) -> None:
+    """Set a tag on the version, the commit point of whatever it tells.
+
+    MLflow's store looks for the tag and inserts it when it is not there. When two writers both find it missing, one
+    insert fails; the same call again then finds the row and updates it.
+    """
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    client = MlflowClient()
+    for attempt in range(TAG_ATTEMPTS):
+        try:
+            client.set_model_version_tag(place.name, place.version, key, value)
+            return
+        except MlflowException as error:
+            final = error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "PERMISSION_DENIED")
+            if final or attempt == TAG_ATTEMPTS - 1:
+                raise
+            time.sleep(0.05 * 2**attempt)
 
 
 def check_server() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
 from auditor.plugins.models import check_notes, load_subject
-from auditor.plugins.place import Place, mlflow_errors, resolve
+from auditor.plugins.place import Place, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
     from auditor.explainer import Explainer
@@ -93,12 +93,9 @@ def attach(explainer: Explainer, uri: str, name: str | None = None, *, subject: 
                 raise TamperError(f"attach {name}: the artifact store did not keep what was sent: {problem}")
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
         value = {"location": location, "kind": explainer.kind, "digest": digest, "time": stamp}
-        from mlflow import MlflowClient
-
-        client = MlflowClient()
-        client.set_model_version_tag(place.name, place.version, TAG + name, json.dumps(value, sort_keys=True))
+        set_tag(place, TAG + name, json.dumps(value, sort_keys=True))
     explainer.name = name
-    _log_metrics(client, place, explainer, name)
+    _log_metrics(place, explainer, name)
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
 
@@ -224,8 +221,9 @@ def _download(place: Place, location: str, folder: Path) -> Path:
     return folder / location
 
 
-def _log_metrics(client: Any, place: Place, explainer: Explainer, name: str) -> None:
+def _log_metrics(place: Place, explainer: Explainer, name: str) -> None:
     """Log the explainer's metrics against the logged model and the data set, in a run of their own."""
+    from mlflow import MlflowClient
     from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
 
@@ -243,6 +241,7 @@ def _log_metrics(client: Any, place: Place, explainer: Explainer, name: str) -> 
         )
         for key, value in explainer.metrics.items()
     ]
+    client = MlflowClient()
     try:
         run = client.create_run(place.experiment_id, run_name=f"attach {name} to {place.name}/{place.version}")
         client.log_batch(run.info.run_id, metrics=metrics)

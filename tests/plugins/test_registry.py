@@ -240,7 +240,7 @@ def start_attach(store, folder, name):
         [sys.executable, "-c", ATTACH, store, str(folder), name],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
 
@@ -257,7 +257,8 @@ def test_two_attaches_at_once_both_whole_one_wins(registry, concepts, digits, di
     for p in processes:
         p.stdin.write("go\n")
         p.stdin.flush()
-    assert [p.wait(120) for p in processes] == [0, 0]
+    told = [p.communicate(timeout=300)[1] for p in processes]
+    assert [p.returncode for p in processes] == [0, 0], told
     assert plugins.load(MODEL, "race").digest_ in digests
     root = Path(resolve(MODEL).root.removeprefix("file://")) / "explainers" / "race"
     assert {p.name for p in root.iterdir()} == {d[:12] for d in digests}
@@ -353,3 +354,30 @@ def test_a_model_for_any_size_needs_to_be_told_one(registry):
         plugins.load_subject("models:/anysize/1")
     plugins.describe("models:/anysize/1", size=[16, 18])
     assert plugins.load_subject("models:/anysize/1").input_shape == (1, 16, 18)
+
+
+def test_a_tag_that_many_set_at_once_is_set(registry):
+    """Writers that all find a tag missing all insert it; the store refuses all but one, and they must try again."""
+    import threading
+
+    from auditor.plugins.place import set_tag
+
+    place = resolve(MODEL, registered=True)
+    failures: list[BaseException] = []
+    for round_ in range(5):
+        barrier = threading.Barrier(6)
+
+        def write(who: int, key: str = f"race.{round_}", barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            try:
+                set_tag(place, key, str(who))
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=write, args=(who,)) for who in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert resolve(MODEL).tags[f"race.{round_}"] in set("012345")
+    assert not failures
