@@ -18,10 +18,18 @@ from typing import Any
 
 import pytest
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars --no-proxy-server"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--no-proxy-server",
+]
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {
     "Tab": "\ue004",
@@ -77,8 +85,8 @@ class Browser:
         """Return what has the focus, as tag, id and name."""
         return str(
             self.script(
-                "const e = document.activeElement;"
-                "return `${e.tagName.toLowerCase()}#${e.id} ${e.getAttribute('aria-label') || e.innerText || e.value || ''}`.trim()"
+                "const e = document.activeElement, name = e.getAttribute('aria-label') || e.innerText || e.value || '';"
+                "return `${e.tagName.toLowerCase()}#${e.id} ${name}`.trim()"
             )
         )
 
