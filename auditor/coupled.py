@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -135,12 +136,17 @@ class CoupledExplainer(Explainer):
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the shared concepts; contributions add up to the target's logit."""
         self._check(subject)
+        asked = None if target is None else subject.class_index(target)
         found: list[Explanation] = []
         for part in torch.split(subject.pixels(images), self.config.batch_size):
             with torch.no_grad():
-                logits, taken = subject.run(part, self._layers())
-            found.extend(self._explain(subject, part, logits, taken, target))
+                logits, taken = subject.run(part, self.layers())
+            found.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
         return found
+
+    def layers(self) -> list[str]:
+        """Return the layers of all blocks."""
+        return self._layers()
 
     def latent(self, subject: Subject, images: Any, blocks: list[str] | None = None) -> Tensor:
         """Return f (concepts, images) of new images, from all blocks or from those named only."""
@@ -194,7 +200,7 @@ class CoupledExplainer(Explainer):
     def _layers(self) -> list[str]:
         return [b.layer for b in self.blocks_ if b.layer is not None]
 
-    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: dict[str, Tensor]) -> list[Tensor]:
+    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
         rows = []
         for b in self.blocks_:
@@ -316,22 +322,31 @@ class CoupledExplainer(Explainer):
         layout = WholeLayout(full.name, full.channels, full.grid, full.prefix)
         return layout, unpooled(self.P_[i] * b.scale, b.channels, b.grid, full.grid)
 
-    def _explain(
-        self, subject: Subject, x: Tensor, logits: Tensor, taken: dict[str, Tensor], target: int | str | None
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
     ) -> list[Explanation]:
+        """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
-        z = taken[self.layer_]
-        f = self._project(self._rows(subject, x, logits, taken))
+        z = activations[self.layer_]
+        f = self._project(self._rows(subject, images, logits, activations))
         layout, W = self._explained_basis(subject)
         W = W.to(z)
-        targets = self._targets(subject, logits, target)
-        c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), targets)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        chosen = self._targets(subject, logits, targets)
+        c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), chosen)
+        predictions, wanted = class_scores(logits, subject.class_names, chosen)
         positions = subject.layout(self.layer_).to_positions(z)  # (batch, channels, positions)
         agree = torch.einsum("ncp,cpk->nkp", positions, W.reshape(*positions.shape[1:], -1)).clamp_min(0)
         heat = agree * f.T.unsqueeze(-1).to(z)  # where the image's activation agrees with the concept's factor
         found = []
-        for i in range(len(targets)):
+        for i in range(len(chosen)):
             near = neighbours(f[:, i], self.F_)
             concepts = tuple(
                 Concept(
