@@ -41,7 +41,7 @@ def _quality(subject: Subject, images: Tensor, labels: Tensor | None, seed: int)
         reason = "the data has no labels"
         return {"model/accuracy": skipped(reason, "up"), "model/cross_entropy": skipped(reason, "down")}
     with torch.no_grad():
-        logits = torch.cat([subject.logits(part) for part in images.split(BATCH)])
+        logits = torch.cat([subject.logits(part) for part in torch.split(images, BATCH)])
     labels = labels.to(logits.device)
     right = (logits.argmax(1) == labels).double().cpu()
     loss = F.cross_entropy(logits.double(), labels, reduction="none").cpu()

@@ -26,8 +26,7 @@ Function = Callable[[Tensor], Tensor]
 def push(f: Function, x: Tensor, v: Tensor) -> Tensor:
     """Return  J(x) v  for every row of the batch, in the shape of  f(x)."""
     with torch.no_grad(), forward_ad.dual_level():
-        out = f(forward_ad.make_dual(x, v))
-        tangent = forward_ad.unpack_dual(out).tangent
+        out, tangent = _dual(f, x, v)
     return torch.zeros_like(out) if tangent is None else tangent
 
 
@@ -38,7 +37,7 @@ def pull(f: Function, x: Tensor, u: Callable[[Tensor], Tensor]) -> Tensor:
         out = f(x)
         if not out.requires_grad:
             return torch.zeros_like(x)
-        (back,) = torch.autograd.grad(out, x, u(out.detach()), allow_unused=True)
+        back: Tensor | None = torch.autograd.grad(out, x, u(out.detach()), allow_unused=True)[0]
     return torch.zeros_like(x) if back is None else back
 
 
@@ -55,10 +54,10 @@ def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> 
     for _ in range(n_steps):
         with torch.enable_grad(), forward_ad.dual_level():
             leaf = x.detach().requires_grad_(True)
-            out, tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(leaf, v)))
+            out, tangent = _dual(f, leaf, v)
             if tangent is None or not out.requires_grad:
                 break  # a constant
-            (w,) = torch.autograd.grad(out, leaf, tangent.detach(), allow_unused=True)
+            w: Tensor | None = torch.autograd.grad(out, leaf, tangent.detach(), allow_unused=True)[0]
         if w is None:
             break
         moved = w.flatten(1).norm(dim=1) > 0  # where J v = 0 the direction stays
@@ -71,4 +70,12 @@ def unit(v: Tensor) -> Tensor:
     # two steps: the square of a float32 below 1e-23 is zero
     peak = v.flatten(1).abs().amax(dim=1).clamp_min(torch.finfo(v.dtype).tiny).view(-1, *[1] * (v.dim() - 1))
     v = v / peak
-    return v / v.flatten(1).norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny).view(-1, *[1] * (v.dim() - 1))
+    scaled: Tensor = v / v.flatten(1).norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny).view(-1, *[1] * (v.dim() - 1))
+    return scaled
+
+
+def _dual(f: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return  f(x)  and  J(x) v  (None for a constant) from one pass."""
+    out = f(forward_ad.make_dual(x, v))  # type: ignore[no-untyped-call]
+    primal, tangent = forward_ad.unpack_dual(out)  # type: ignore[no-untyped-call]
+    return primal, tangent
