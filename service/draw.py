@@ -23,6 +23,7 @@ from auditor.heatmap import BLUE, RED
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 SIDE = 64  # a coarse grid is drawn this fine; browsers smooth the rest
 OPACITY = 0.75
+LEVELS = 64  # of opacity: nobody sees more, and the palette travels with every picture
 
 
 def heat_layers(maps: Tensor, against: list[bool], size: tuple[int, int]) -> list[str]:
@@ -39,7 +40,7 @@ def heat_layers(maps: Tensor, against: list[bool], size: tuple[int, int]) -> lis
         grid = torch.nn.functional.interpolate(heat[:, None], (height, width), mode="bilinear", align_corners=False)
         heat = grid[:, 0]
     rows = torch.zeros(len(heat), height, width + 1, dtype=torch.uint8)  # each row begins with its filter: none
-    rows[:, :, 1:] = (heat * 255).round().clamp_(0, 255).cpu()
+    rows[:, :, 1:] = (heat * (LEVELS - 1)).round().clamp_(0, LEVELS - 1).cpu()
     packed = rows.numpy()
     return [_url(_layer_png(packed[k].tobytes(), height, width, against[k])) for k in range(len(heat))]
 
@@ -62,8 +63,8 @@ def _layer_png(rows: bytes, height: int, width: int, is_against: bool) -> bytes:
 @cache
 def _palette(is_against: bool) -> bytes:
     colour = bytes(BLUE if is_against else RED)
-    opacity = bytes(round(i * OPACITY) for i in range(256))
-    return _chunk(b"PLTE", colour * 256) + _chunk(b"tRNS", opacity)
+    opacity = bytes(round(255 * OPACITY * i / (LEVELS - 1)) for i in range(LEVELS))
+    return _chunk(b"PLTE", colour * LEVELS) + _chunk(b"tRNS", opacity)
 
 
 def _chunk(name: bytes, content: bytes) -> bytes:

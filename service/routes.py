@@ -38,7 +38,9 @@ def mounted(handlers: Callable[[], Any]) -> Starlette:
     """Return the application for BentoML to mount at ``/``; ``handlers()`` gives the object that answers."""
     routes: list[BaseRoute] = [Route(path, _endpoint(handlers, name), methods=[m]) for m, path, name in TABLE]
     if PAGE.is_dir():
-        routes += [Route("/ui", _to_page, methods=["GET"]), Mount("/ui", StaticFiles(directory=PAGE, html=True))]
+        # "/" too: BentoML's own page there calls a tracker on the network
+        routes += [Route(path, _to_page, methods=["GET"]) for path in ("/", "/ui")]
+        routes += [Mount("/ui", StaticFiles(directory=PAGE, html=True))]
     return Starlette(routes=routes)
 
 

@@ -80,6 +80,7 @@ def _settle_in() -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it tells of every broken form
     own = logging.getLogger("auditor")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines())
