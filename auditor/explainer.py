@@ -105,6 +105,17 @@ class Explainer(ABC):
             found.update(zip(rows, self.explain(subject, images[rows], target, **options), strict=True))
         return [found[i] for i in range(len(targets))]
 
+    def _explain_by_passes(self, subject: Subject, images: Any, target: int | str | None) -> list[Explanation]:
+        """Explain by a pass of one's own per batch, for kinds that read layers."""
+        self._check(subject)
+        asked = None if target is None else subject.class_index(target)
+        found: list[Explanation] = []
+        for part in torch.split(subject.pixels(images), self.config.batch_size):
+            with torch.no_grad():
+                logits, taken = subject.run(part, self.layers())
+            found.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
+        return found
+
     def can_explain(self, target: int) -> bool:
         """Whether there is an explanation of this class."""
         return True

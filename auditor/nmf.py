@@ -109,14 +109,7 @@ class NmfExplainer(Explainer):
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the concepts of the basis; contributions add up to the target's logit."""
-        self._check(subject)
-        asked = None if target is None else subject.class_index(target)
-        found: list[Explanation] = []
-        for part in torch.split(subject.pixels(images), self.config.batch_size):
-            with torch.no_grad():
-                logits, taken = subject.run(part, self.layers())
-            found.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
-        return found
+        return self._explain_by_passes(subject, images, target)
 
     def layers(self) -> list[str]:
         """Return the one layer of the basis."""
