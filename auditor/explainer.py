@@ -79,6 +79,10 @@ class Explainer(ABC):
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image; ``target`` is a class; default: the one fitted for, else the prediction."""
 
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor | None:
+        """Return the logits (batch, classes) when the explanation stands in for the model; None: only the target's."""
+        return None
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return the learned tensors."""
