@@ -23,7 +23,7 @@ from auditor.explanation import Concept, Explanation, class_scores
 from auditor.gallery import Gallery
 from auditor.harvest import Reservoir, as_columns, harvest
 from auditor.kernels.nmf import Factorization, factorize
-from auditor.kernels.projection import project
+from auditor.kernels.projection import Basis, prepare, project, project_images
 from auditor.layers import Layout
 from auditor.matching import match_columns
 from auditor.subject import Subject
@@ -64,6 +64,7 @@ class NmfExplainer(Explainer):
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted; 0 where it never was
     signed_: bool
     gallery_: Gallery
+    _ready: tuple[Tensor, Basis] | None = None  # the basis made ready for projection, and the W it was made of
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
         """Fit the basis on the data; every n-th image is held out for the metrics."""
@@ -164,8 +165,9 @@ class NmfExplainer(Explainer):
 
     def scores(self, layout: Layout, z: Tensor) -> Tensor:
         """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
-        S = project(as_columns(layout, z), self.W_.to(z))
-        return S.reshape(S.shape[0], z.shape[0], -1).permute(1, 0, 2).contiguous()
+        if self._ready is None or self._ready[0] is not self.W_:
+            self._ready = self.W_, prepare(self.W_)
+        return project_images(layout.to_positions(z), self._ready[1])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return basis, importance, contributions by class and the gallery's crops."""

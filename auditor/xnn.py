@@ -20,7 +20,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from auditor.aten_graph import AtenGraph
 from auditor.data import Data
 from auditor.errors import DataError, LayerError, ModelError, OptionError
 from auditor.excitation import ExcitationBackprop, Heatmaps
@@ -32,6 +31,7 @@ from auditor.head_training import Examples, Trained, check_classes, fit_heads
 from auditor.layers import Layout
 from auditor.srae import SraeConfig
 from auditor.subject import Subject
+from auditor.subject_graph import graph_of
 from auditor.xhead import ChannelsFirst, XHeads
 
 log = logging.getLogger(__name__)
@@ -290,18 +290,6 @@ class XnnExplainer(Explainer):
     def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
         options = json.dumps(self.config.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(f"{subject.digest}|{data.digest}|{layer}|{options}".encode()).hexdigest()
-
-
-_GRAPHS: WeakKeyDictionary[Subject, AtenGraph] = WeakKeyDictionary()
-
-
-def graph_of(subject: Subject) -> AtenGraph:
-    """Return the graph of a subject's module, traced once while the subject lives."""
-    if subject not in _GRAPHS:
-        with subject.at_rest():
-            example = subject.normalise(torch.full((subject.max_batch or 2, *subject.input_shape), 0.5))
-            _GRAPHS[subject] = AtenGraph.trace(subject.module, example)
-    return _GRAPHS[subject]
 
 
 def head_layer(subject: Subject, name: str | None = None) -> str:
