@@ -150,6 +150,20 @@ class CoupledExplainer(Explainer):
             rows = self._rows(subject, x, logits, taken)
         return self._project(rows, blocks)
 
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the explained layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        found = []
+        with torch.no_grad():
+            for x in torch.split(subject.pixels(images), self.config.batch_size):
+                logits, taken = subject.run(x, self._layers())
+                z = taken[self.layer_]
+                f = self._project(self._rows(subject, x, logits, taken))
+                layout, W = self._explained_basis(subject)
+                z_hat = layout.from_positions(W.to(z) @ f.T.unsqueeze(-1).to(z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
+
     def neighbours(self, f: Tensor, n: int = 30) -> Neighbours:
         """Return the fitted examples nearest to one latent vector, with their concept distribution."""
         return neighbours(f, self.F_, n)

@@ -120,6 +120,10 @@ class Explainer(ABC):
         """Whether there is an explanation of this class."""
         return True
 
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor | None:
+        """Return the logits (batch, classes) when the explanation stands in for the model; None: only the target's."""
+        return None
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return the learned tensors."""

@@ -168,6 +168,17 @@ class NmfExplainer(Explainer):
             for i in range(len(targets))
         ]
 
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        layout, found = subject.layout(self.layer_), []
+        with torch.no_grad():
+            for part in torch.split(subject.pixels(images), self.config.batch_size):
+                z = subject.activations(part, [self.layer_])[self.layer_]
+                z_hat = layout.from_positions(self.W_.to(z) @ self.scores(layout, z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
+
     def scores(self, layout: Layout, z: Tensor) -> Tensor:
         """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
         if self._ready is None or self._ready[0] is not self.W_:
