@@ -137,16 +137,12 @@ class CoupledExplainer(Explainer):
         """Explain each image by the shared concepts; contributions add up to the target's logit."""
         return self._explain_by_passes(subject, images, target)
 
-    def layers(self) -> list[str]:
-        """Return the layers of all blocks."""
-        return self._layers()
-
     def latent(self, subject: Subject, images: Any, blocks: list[str] | None = None) -> Tensor:
         """Return f (concepts, images) of new images, from all blocks or from those named only."""
         self._check(subject)
         with torch.no_grad():
             x = subject.pixels(images)
-            logits, taken = subject.run(x, self._layers())
+            logits, taken = subject.run(x, self.layers())
             rows = self._rows(subject, x, logits, taken)
         return self._project(rows, blocks)
 
@@ -156,7 +152,7 @@ class CoupledExplainer(Explainer):
         found = []
         with torch.no_grad():
             for x in torch.split(subject.pixels(images), self.config.batch_size):
-                logits, taken = subject.run(x, self._layers())
+                logits, taken = subject.run(x, self.layers())
                 z = taken[self.layer_]
                 f = self._project(self._rows(subject, x, logits, taken))
                 layout, W = self._explained_basis(subject)
@@ -204,7 +200,8 @@ class CoupledExplainer(Explainer):
         """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
         return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
 
-    def _layers(self) -> list[str]:
+    def layers(self) -> list[str]:
+        """Return the layers of all blocks."""
         return [b.layer for b in self.blocks_ if b.layer is not None]
 
     def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
@@ -256,7 +253,7 @@ class CoupledExplainer(Explainer):
                 if not bool(keep.any()):
                     continue
                 batch = whole.take(keep)
-                logits, taken = subject.run(batch.images, self._layers())
+                logits, taken = subject.run(batch.images, self.layers())
                 rows = self._rows(subject, batch.images, logits, taken)
                 hold = torch.arange(n_taken, n_taken + len(batch)) % cfg.held_out_every == cfg.held_out_every - 1
                 n_taken += len(batch)
