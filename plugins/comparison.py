@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Verdict = Literal["better", "worse", "same", "changed", "unsure", "missing"]
+Verdict = Literal["worse", "better", "changed", "unsure", "missing", "same", "nowhere"]
+ORDER: tuple[Verdict, ...] = ("worse", "better", "changed", "unsure", "missing", "same", "nowhere")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def figures(audit: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def compare(left: Mapping[str, Figure], right: Mapping[str, Figure]) -> list[Row]:
-    """Return every metric of either side.
+    """Return every metric of either side, those that got worse first.
 
     A difference counts as better or worse only where a direction is known and the two 95% intervals, where both sides
     have one, do not overlap; otherwise it is ``unsure``. Nothing missing on a side is ever called better.
@@ -53,11 +54,14 @@ def compare(left: Mapping[str, Figure], right: Mapping[str, Figure]) -> list[Row
     >>> compare({"m": a}, {"m": b})[0].verdict, compare({"m": a}, {})[0].verdict
     ('better', 'missing')
     """  # noqa: E501
-    return [_row(name, left.get(name), right.get(name)) for name in sorted(set(left) | set(right))]
+    rows = [_row(name, left.get(name), right.get(name)) for name in sorted(set(left) | set(right))]
+    return sorted(rows, key=lambda row: ORDER.index(row.verdict))
 
 
 def _row(name: str, left: Figure | None, right: Figure | None) -> Row:
     a, b = left.value if left else None, right.value if right else None
+    if a is None and b is None:
+        return Row(name, left, right, None, "nowhere")
     if left is None or right is None or a is None or b is None:
         return Row(name, left, right, None, "missing")
     difference = b - a

@@ -90,11 +90,11 @@ def day(milliseconds: int) -> str:
 def sentence(text: str) -> str:
     """Return a message with a capital at its start and a full stop at its end.
 
-    >>> sentence("the tag is missing")
-    'The tag is missing.'
+    >>> sentence("the tag is missing"), sentence("report.html is missing.")
+    ('The tag is missing.', 'report.html is missing.')
     """
     text = text.strip()
     if not text:
         return ""
-    start = text[0].upper() if " " in text[:12] else text[0]  # a path or address keeps its first letter
+    start = text[0].upper() if text.partition(" ")[0].isalpha() else text[0]  # a path or a name stays as it is
     return start + text[1:] + ("" if text[-1] in ".!?…" else ".")

@@ -168,7 +168,7 @@ class Site:
         if left and right and left.audit and right.audit and left.audit.data_digest != right.audit.data_digest:
             problems.append("The two audits used different data, so their numbers need not be comparable.")
         rows = compare(*figures) if len(figures) == 2 and all(figures) else []
-        counts = sorted(Counter(row.verdict for row in rows).items())
+        counts = list(Counter(row.verdict for row in rows).items())
         return self._page(
             "compare.html", asked=kept, left=left, right=right, rows=rows, counts=counts, problems=problems
         )

@@ -120,37 +120,32 @@ def read_audit(store: ServerStore, card: VersionCard) -> AuditRead:
     if card.audit is None or card.audit.problem:
         return AuditRead(problem=card.audit.problem if card.audit else "")
     try:
-        document = json.loads(_audit_bytes(store, card))
+        document = json.loads(_pinned(store, card, "audit.json", card.audit.digest))
     except Refused:
         raise
     except AuditError as error:
         return AuditRead(problem=str(error))
-    return AuditRead(figures(document))
+    return AuditRead(figures(document) if isinstance(document, dict) else {})
 
 
 def read_report(store: ServerStore, card: VersionCard) -> bytes:
-    """Return the report of a version's latest audit, which must have the digest that the audit names."""
+    """Return the report of a version's latest audit, which must have the digest that the audit's tag names."""
     if card.audit is None:
         raise Refused(404, f"{card.uri} has not been audited, so there is no report.")
     if card.audit.problem:
         raise TamperError(card.audit.problem)
-    manifest = read_manifest(store, card, card.audit.location, card.audit.digest)
-    return _listed(store, card, manifest, "report.html")
+    wanted = card.audit.files.get("report.html")
+    if wanted is None:
+        raise TamperError(f"{card.uri}: the registry holds no digest of its report; run the audit again.")
+    return _pinned(store, card, "report.html", wanted)
 
 
-def _audit_bytes(store: ServerStore, card: VersionCard) -> bytes:
-    assert card.audit is not None
-    manifest = read_manifest(store, card, card.audit.location, card.audit.digest)
-    return _listed(store, card, manifest, "audit.json")
-
-
-def _listed(store: ServerStore, card: VersionCard, manifest: dict[str, Any], name: str) -> bytes:
+def _pinned(store: ServerStore, card: VersionCard, name: str, digest: str) -> bytes:
     assert card.audit is not None
     content = store.read(card.name, card.version, f"{card.audit.location}/{name}")
-    try:
-        wanted = manifest["files"][name]["sha256"]
-    except (KeyError, TypeError):
-        raise TamperError(f"the audit lists no {name}; run the audit again.") from None
-    if hashlib.sha256(content).hexdigest() != wanted:
-        raise TamperError(f"{name} is not what was stored: its sha256 does not match; run the audit again.")
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise TamperError(
+            f"{name} of {card.uri} is not what was stored: its sha256 is not the one in the registry; "
+            "run the audit again."
+        )
     return content

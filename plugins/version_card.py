@@ -41,7 +41,8 @@ class AuditEntry:
     data_digest: str = ""
     seed: str = ""
     n_metrics: int = 0
-    explainers: dict[str, str] = field(default_factory=dict)
+    explainers: dict[str, str] = field(default_factory=dict)  # name: digest; none for one that did not verify
+    files: dict[str, str] = field(default_factory=dict)  # name: sha256, of what is stored beside audit.json
     problem: str = ""
 
 
@@ -85,7 +86,7 @@ class VersionCard:
         if self.audit is not None and not self.audit.problem:
             now = {e.name: e.digest for e in self.explainers}
             added, gone = sorted(set(now) - set(self.audit.explainers)), sorted(set(self.audit.explainers) - set(now))
-            changed = sorted(n for n, d in self.audit.explainers.items() if n in now and now[n] != d)
+            changed = sorted(n for n, d in self.audit.explainers.items() if d and n in now and now[n] != d)
             for names, what in ((added, "attached"), (changed, "replaced"), (gone, "detached")):
                 if names:
                     found.append(f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {what} after the audit.")
@@ -136,9 +137,12 @@ def _audit(value: str) -> AuditEntry:
     kept = {k: _text(told.get(k)) for k in ("digest", "location", "time", "data", "data_digest", "seed")}
     if not DIGEST.match(kept["digest"]) or not kept["location"]:
         return AuditEntry(problem=f"the tag {AUDIT_TAG} is not what an audit writes.")
-    explainers = told.get("explainers")
-    pairs = explainers.items() if isinstance(explainers, dict) else ()
-    return AuditEntry(**kept, n_metrics=_count(told.get("n_metrics")), explainers={k: _text(v) for k, v in pairs})
+    return AuditEntry(
+        **kept,
+        n_metrics=_count(told.get("n_metrics")),
+        explainers=_texts(told.get("explainers")),
+        files=_texts(told.get("files")),
+    )
 
 
 def _gate(value: str) -> GateEntry:
@@ -161,6 +165,10 @@ def _object(value: str) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, (str, int, float)) and not isinstance(value, bool) else ""
+
+
+def _texts(value: Any) -> dict[str, str]:
+    return {str(k): _text(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
 def _count(value: Any) -> int:

@@ -12,5 +12,6 @@ for (const part of document.querySelectorAll("[data-load]")) {
       line.className = "warn";
       line.textContent = `This part could not be loaded: ${error.message}. Reload the page to try again.`;
       part.replaceChildren(line);
-    });
+    })
+    .finally(() => part.setAttribute("data-done", ""));
 }
