@@ -1,0 +1,388 @@
+"""Stochastic Block-ADMM: train any list of modules block by block, tied by per-sample variables and duals.
+
+    min  J(Y, Z_T) + sum_t beta_t/2 |Z_t - f_t(Z_{t-1}) + U_t|^2,      Z_0 = X
+
+One mini-batch: Z_T by the prox of J, then Z_{T-1} … Z_1 by ``z_steps`` descent steps each (in reverse, with the new
+Z_{t+1}); one or more optimizer steps on every block towards Z_t + U_t (independent, so they may run in parallel);
+then U_t += dual_step (Z_t - f_t(Z_{t-1})). Khorram (2021), algorithm 2, with these choices where the printed recipe
+is unstable:
+
+* each visit starts from the chained forward pass (``start="forward"``); ``"kept"`` takes Z from the last visit;
+* steps on Z follow the next block's weights: (beta_t I + beta_{t+1} W'W)^-1 times the gradient for affine blocks
+  ("newton"), 1 / (beta_t + beta_{t+1} |W|^2) ("gradient"), backtracking for any other module; or as printed, "adam"
+  and "sgd";
+* the dual is damped, halved when a residual grows for three epochs, and clipped at ten times the size of Z;
+* equation 4.7: a block whose relative residual exceeds a shrinking bound gets a larger penalty.
+
+With one step from a forward pass and no dual this is back-propagation with a scale per layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from auditor.block_calculus import Calculus, calculus_of
+from auditor.block_variables import Variables, check_room, names_of, variables_bytes
+from auditor.errors import NumericsError, ShapeError
+from auditor.kernels.admm import majorant_inverse
+from auditor.training import Cycle, Keeper, Watch, check_blocks, check_labels
+from auditor.training_loss import LossName, loss_of
+
+WHERE = "block-admm"
+
+
+class BlockAdmmConfig(BaseModel):
+    """Settings of Stochastic Block-ADMM."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: LossName = "squared"
+    beta: float = Field(default=1.0, gt=0, description="Penalty of every coupling.")
+    batch: int = Field(default=128, ge=1, description="Samples per mini-batch.")
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="For the blocks.")
+    lr: float = Field(default=1e-3, gt=0, description="Step size of the blocks (eta).")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Of sgd.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled, as in AdamW.")
+    theta_steps: int = Field(default=1, ge=1, description="Optimizer steps per block and visit.")
+    warm_up: int = Field(default=0, ge=0, description="Mini-batches over which lr rises linearly.")
+    decay_epochs: int | None = Field(default=None, ge=1, description="Cosine decay of lr to zero over so many epochs.")
+    z_optimizer: Literal["newton", "gradient", "adam", "sgd"] = "newton"
+    z_lr: float = Field(
+        default=1.0, gt=0, description="Step on Z (zeta): a factor of the safe step; lr of adam or sgd."
+    )
+    z_steps: int = Field(default=5, ge=1, description="Steps on every Z_t per visit.")
+    start: Literal["forward", "kept"] = Field(default="forward", description="Where Z starts at each visit.")
+    dual_step: float = Field(default=0.1, ge=0, le=1.9, description="Damping of the dual; 0: penalty only, no duals.")
+    dual_clip: float = Field(default=10.0, gt=0, description="Largest |U| in units of the root mean square of Z.")
+    penalty_factor: float | None = Field(default=None, gt=0, lt=1, description="c of eq. 4.7: beta grows by 1/c.")
+    penalty_bound: float = Field(default=0.5, gt=0, description="First bound on a block's relative residual.")
+    penalty_decay: float = Field(default=0.95, gt=0, le=1, description="The bound shrinks by this every epoch.")
+    penalty_max: float = Field(default=100.0, gt=0, description="beta never grows beyond this.")
+    average: float = Field(default=0.0, ge=0, lt=1, description="Decay of a running average of the weights; 0: none.")
+    workers: int = Field(default=1, ge=1, description="Blocks updated at the same time: threads, or streams on a GPU.")
+    variables: Path | None = Field(default=None, description="Folder for the variables, as mapped files.")
+    memory_limit: int | None = Field(
+        default=None, ge=1, description="Bytes the variables may take; default: what is free."
+    )
+    refresh: int = Field(default=8, ge=1, description="Mini-batches between two curvature estimates.")
+    seed: int = Field(default=0, ge=0)
+
+
+class BlockAdmm:
+    """One run: ``for cycle in BlockAdmm(blocks, x, y, config): …`` gives a `Cycle` per epoch, for ever.
+
+    ``x`` is (samples, …), ``y`` (samples,) class numbers. The blocks are changed in place; at test time they are simply
+    chained. ``save(folder)`` between two cycles, ``resume(folder)`` before the first.
+    """
+
+    def __init__(
+        self, blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BlockAdmmConfig | None = None
+    ) -> None:
+        self.config = config = config or BlockAdmmConfig()
+        self.blocks, self.x, self.y = list(blocks), x, y
+        self.loss = loss_of(config.loss)
+        shapes = check_blocks(self.blocks, x, WHERE)
+        if len(shapes[-1]) != 1:
+            raise ShapeError(f"{WHERE}: the last block must give a vector per sample, got {tuple(shapes[-1])}.")
+        check_labels(y, len(x), None if config.loss == "triplet" else shapes[-1][0], WHERE)
+        kept = names_of("Z", shapes) if config.start == "kept" else {}
+        kept |= names_of("U", shapes) if config.dual_step else {}
+        self.bytes_needed = variables_bytes(len(x), kept, x.element_size())
+        check_room(self.bytes_needed, x, config.variables, config.memory_limit, WHERE)
+        self.variables = Variables(len(x), kept, x, config.variables)
+        self.maps: list[Calculus] = [calculus_of(block) for block in self.blocks]
+        self.optimizers = [optimizer_of(block, config) for block in self.blocks]
+        self.beta = [config.beta] * len(self.blocks)
+        self.watch = Watch(WHERE, config.dual_step)
+        self.keeper = Keeper(self.blocks)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.epoch, self.batches = 0, 0
+        self.steps = [_StepRule(config, calculus) for calculus in self.maps]
+        self.mean_weights = [p.detach().clone() for p in self._parameters()] if config.average else []
+        self._filled = False
+
+    def __iter__(self) -> Iterator[Cycle]:
+        """Yield the state after every pass over the samples; NaN or a residual that runs away is an error."""
+        config = self.config
+        if "Z1" in self.variables and not self._filled:
+            self._fill()
+        modes = [block.training for block in self.blocks]
+        for block in self.blocks:
+            block.eval()
+        with ThreadPoolExecutor(config.workers) if config.workers > 1 else nullcontext() as pool:
+            each: Callable[..., Any] = map if pool is None else pool.map
+            try:
+                for epoch in itertools.count(self.epoch + 1):
+                    cycle = self._epoch(epoch, each)
+                    self.epoch = epoch
+                    self.keeper.keep(epoch)
+                    yield cycle
+            except NumericsError:
+                self.keeper.put_back()
+                raise
+            finally:
+                for block, mode in zip(self.blocks, modes, strict=True):
+                    block.train(mode)
+
+    def _epoch(self, epoch: int, each: Callable[..., Any]) -> Cycle:
+        T, n = len(self.blocks), len(self.x)
+        total = torch.zeros(T, dtype=torch.float64, device=self.x.device)
+        size = torch.zeros_like(total)
+        loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
+        order = torch.randperm(n, generator=self.generator)
+        for rows in torch.tensor_split(order, max(1, round(n / self.config.batch))):
+            self._set_lr(n)
+            batch_loss, squares, sizes = self.visit(rows.to(self.x.device), each)
+            loss += batch_loss
+            total += squares
+            size += sizes
+            self.batches += 1
+            if self.mean_weights:
+                with torch.no_grad():
+                    keep = min(self.config.average, self.batches / (self.batches + 10))
+                    torch._foreach_lerp_(self.mean_weights, [p.detach() for p in self._parameters()], 1 - keep)
+        counts = torch.tensor([n * math.prod(s) for s in self._shapes()], dtype=torch.float64, device=total.device)
+        residuals = tuple((total / counts).sqrt().tolist())
+        relative = (total / size.clamp(min=1e-30)).sqrt().tolist()
+        mean_loss = float(loss) / n
+        self.watch.judge(epoch, mean_loss, residuals)
+        cycle = Cycle(epoch, mean_loss, residuals, tuple(self.beta), self.watch.dual_step)
+        self._adapt_penalty(epoch, relative)
+        return cycle
+
+    def visit(self, rows: Tensor, each: Callable[..., Any] = map) -> tuple[Tensor, Tensor, Tensor]:
+        """Run one mini-batch; return the chained loss, and per block the sums of squares of residual and variable."""
+        cfg, maps, beta, T = self.config, self.maps, self.beta, len(self.maps)
+        x, y = self.x[rows], self.y[rows]
+        outs = [x]  # the chained forward pass
+        for f in maps:
+            outs.append(f.out(outs[-1]))
+        loss = self.loss.value(outs[-1], y).double()
+        U = [self.variables.read(f"U{t}", rows) if f"U{t}" in self.variables else None for t in range(1, T + 1)]
+        if "Z1" in self.variables:
+            Z = [x, *(self.variables.read(f"Z{t}", rows) for t in range(1, T + 1))]
+            outs = [x, *(f.out(z) for f, z in zip(maps, Z[:-1], strict=True))]
+        else:
+            Z = list(outs)
+        near = [out if u is None else out - u for out, u in zip(outs[1:], U, strict=True)]
+        Z[T] = self.loss.prox(near[-1], y, beta[-1])
+        for t in range(T - 1, 0, -1):
+            above = U[t]
+            aim = Z[t + 1] if above is None else Z[t + 1] + above
+            Z[t] = self.steps[t].descend(Z[t], near[t - 1], aim, beta[t - 1], beta[t], self.batches)
+        aims = [z if u is None else z + u for z, u in zip(Z[1:], U, strict=True)]
+        reuse = outs[1] if cfg.theta_steps == 1 else None  # X does not move, so neither has f_1(X)
+        made = list(each(self._learn, range(T), Z[:-1], aims, [reuse] + [None] * (T - 1)))
+        if self.config.dual_step:
+            made = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
+        residual = [z - out for z, out in zip(Z[1:], made, strict=True)]
+        for t, (u, r) in enumerate(zip(U, residual, strict=True), 1):
+            if u is not None:
+                limit = cfg.dual_clip * Z[t].square().mean().sqrt()
+                u = u.add_(r, alpha=self.watch.dual_step).clamp_(-limit, limit)
+                self.variables.write(f"U{t}", rows, u)
+            if f"Z{t}" in self.variables:
+                self.variables.write(f"Z{t}", rows, Z[t])
+        squares = torch.stack([r.square().sum() for r in residual]).double()
+        return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
+
+    def _learn(self, t: int, z: Tensor, aim: Tensor, out: Tensor | None) -> Tensor:
+        stream = torch.cuda.Stream() if z.is_cuda and self.config.workers > 1 else None  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream) if stream is not None else nullcontext():
+            for _ in range(self.config.theta_steps):
+                made = self.maps[t].learn(z, aim, self.beta[t] / len(z), out)
+                optimizer = self.optimizers[t]
+                if optimizer is not None:
+                    optimizer.step()
+        if stream is not None:
+            torch.cuda.current_stream().wait_stream(stream)
+        return made
+
+    def _set_lr(self, n: int) -> None:
+        cfg = self.config
+        factor = 1.0
+        if cfg.decay_epochs is not None:
+            whole = cfg.decay_epochs * max(1, round(n / cfg.batch))
+            factor = 0.5 * (1 + math.cos(math.pi * min(1.0, self.batches / whole)))
+        if cfg.warm_up:
+            factor *= min(1.0, (self.batches + 1) / cfg.warm_up)
+        for optimizer in self.optimizers:
+            if optimizer is not None:
+                for group in optimizer.param_groups:
+                    group["lr"] = cfg.lr * factor
+
+    def _adapt_penalty(self, epoch: int, relative: Sequence[float]) -> None:
+        cfg = self.config
+        if cfg.penalty_factor is None:
+            return
+        bound = cfg.penalty_bound * cfg.penalty_decay ** (epoch - 1)
+        for t, r in enumerate(relative):
+            new = min(self.beta[t] / cfg.penalty_factor, cfg.penalty_max)
+            if r > bound and new > self.beta[t]:
+                if f"U{t + 1}" in self.variables:
+                    self.variables[f"U{t + 1}"].mul_(self.beta[t] / new)  # the multiplier beta U stays
+                self.beta[t] = new
+
+    def _fill(self) -> None:
+        for rows in torch.split(torch.arange(len(self.x)), 2048):
+            z = self.x[rows.to(self.x.device)]
+            for t, f in enumerate(self.maps, 1):
+                z = f.out(z)
+                self.variables.write(f"Z{t}", rows, z)
+        self._filled = True
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for block in self.blocks for p in block.parameters()]
+
+    def _shapes(self) -> list[torch.Size]:
+        if not hasattr(self, "_known_shapes"):
+            self._known_shapes = check_blocks(self.blocks, self.x, WHERE)
+        return self._known_shapes
+
+    @contextmanager
+    def averaged(self) -> Iterator[list[nn.Module]]:
+        """Give the blocks their averaged weights inside the context; without ``average`` they stay as they are."""
+        own = [p.detach().clone() for p in self._parameters()] if self.mean_weights else []
+        with torch.no_grad():
+            for p, mean in zip(self._parameters(), self.mean_weights, strict=bool(own)):
+                p.copy_(mean)
+        try:
+            yield self.blocks
+        finally:
+            with torch.no_grad():
+                for p, mine in zip(self._parameters(), own, strict=bool(own)):
+                    p.copy_(mine)
+
+    def save(self, folder: str | Path) -> None:
+        """Write everything needed to go on from here: safetensors and JSON."""
+        from auditor.block_checkpoint import save
+
+        save(self, Path(folder))
+
+    def resume(self, folder: str | Path) -> BlockAdmm:
+        """Take up a saved run; blocks, data and configuration must be those of the checkpoint."""
+        from auditor.block_checkpoint import load
+
+        load(self, Path(folder))
+        return self
+
+
+class _StepRule:
+    """Descent on Z_t through the block above it; carries what it knows of that block's curvature."""
+
+    def __init__(self, config: BlockAdmmConfig, above: Calculus) -> None:
+        self.config, self.above = config, above
+        self.matrix: Tensor | None = None
+        self.norm: Tensor | None = None  # |W|^2
+        self.vector: Tensor | None = None  # of the power iteration
+        self.length = 1.0  # of the backtracking, in units of 1 / beta
+        self.key: tuple[float, float, int] | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps."""
+        found = {"matrix": self.matrix, "norm": self.norm, "vector": self.vector}
+        return {k: v for k, v in found.items() if v is not None}
+
+    def restore(self, tensors: dict[str, Tensor], length: float, key: Sequence[Any] | None) -> None:
+        """Take back what a checkpoint kept."""
+        self.matrix, self.norm, self.vector = (tensors.get(k) for k in ("matrix", "norm", "vector"))
+        self.length = length
+        self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
+
+    def descend(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float, batch: int) -> Tensor:
+        """Return Z_t after ``z_steps`` steps on  beta/2 |z - near|^2 + above/2 |f(z) - aim|^2."""
+        cfg = self.config
+        if cfg.z_optimizer in ("adam", "sgd"):
+            return self._printed(z, near, aim, beta, above)
+        key = (beta, above, batch // cfg.refresh)
+        if key != self.key:
+            self.key, self.matrix = key, None
+            gram = self.above.gram()
+            if gram is not None:
+                self._measure(gram, beta, above)
+        if self.matrix is None and self.norm is None:
+            return self._backtrack(z, near, aim, beta, above)
+        for _ in range(cfg.z_steps):
+            _, pulled = self.above.pull(z, aim)
+            grad = pulled.mul_(above).add_(z - near, alpha=beta)
+            if self.matrix is not None:
+                z = z - cfg.z_lr * (grad.flatten(1) @ self.matrix).view(z.shape)
+            else:
+                assert self.norm is not None
+                z = z - cfg.z_lr / (beta + above * self.norm) * grad
+        return z
+
+    def _measure(self, gram: Tensor, beta: float, above: float) -> None:
+        if self.config.z_optimizer == "newton":
+            self.matrix = majorant_inverse(gram, beta, above)
+            return
+        if self.vector is None:
+            self.vector = torch.ones(len(gram), dtype=gram.dtype, device=gram.device)
+        for _ in range(3):
+            v = gram @ self.vector
+            self.norm = v.norm()
+            self.vector = v / self.norm.clamp(min=1e-30)
+        assert self.norm is not None
+        self.norm = self.norm * 1.05  # power iteration comes from below
+
+    def _printed(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float) -> Tensor:
+        cfg = self.config
+        m = s = torch.zeros_like(z)
+        for k in range(1, cfg.z_steps + 1):
+            _, pulled = self.above.pull(z, aim)
+            grad = above * pulled + beta * (z - near)
+            if cfg.z_optimizer == "sgd":
+                z = z - cfg.z_lr * grad
+                continue
+            m, s = 0.9 * m + 0.1 * grad, 0.999 * s + 0.001 * grad.square()
+            z = z - cfg.z_lr * (m / (1 - 0.9**k)) / ((s / (1 - 0.999**k)).sqrt() + 1e-8)
+        return z
+
+    def _backtrack(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float) -> Tensor:
+        def value(point: Tensor, out: Tensor) -> Tensor:
+            return 0.5 * beta * (point - near).square().sum() + 0.5 * above * (out - aim).square().sum()
+
+        for _ in range(self.config.z_steps):
+            out, pulled = self.above.pull(z, aim)
+            grad = above * pulled + beta * (z - near)
+            here = value(z, out)
+            for _ in range(20):
+                tried = z - self.config.z_lr * self.length / beta * grad
+                if bool(value(tried, self.above.out(tried)) <= here):
+                    z, self.length = tried, min(1.0, self.length * 1.2)
+                    break
+                self.length /= 2
+        return z
+
+
+def optimizer_of(block: nn.Module, config: BlockAdmmConfig) -> torch.optim.Optimizer | None:
+    """Return the block's own optimizer; None for a block without parameters."""
+    parameters = [p for p in block.parameters() if p.requires_grad]
+    if not parameters:
+        return None
+    if config.optimizer == "adam":
+        return torch.optim.AdamW(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_can_fuse(parameters)
+        )
+    return torch.optim.SGD(parameters, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+
+
+def _can_fuse(parameters: Sequence[Tensor]) -> bool:
+    return all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in parameters)
+
+
+def block_admm(
+    blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BlockAdmmConfig | None = None
+) -> Iterator[Cycle]:
+    """Yield the cycles of a fresh run."""
+    return iter(BlockAdmm(blocks, x, y, config))

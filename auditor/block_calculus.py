@@ -1,0 +1,124 @@
+"""What ADMM asks of a block: its output, the gradients of  1/2 |f(z) - target|^2  in z and parameters, its curvature.
+
+Any module answers by autograd. A linear map with or without a ReLU, the case of all published experiments, answers by
+the formula, which is several times faster and tells its curvature W'W exactly.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nf
+
+
+class Calculus(ABC):
+    """A block and its derivatives."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+
+    @abstractmethod
+    def out(self, z: Tensor) -> Tensor:
+        """Return f(z), detached."""
+
+    @abstractmethod
+    def pull(self, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(z) and the gradient in z of 1/2 |f(z) - target|^2."""
+
+    @abstractmethod
+    def learn(self, z: Tensor, target: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        """Set the parameters' ``.grad`` to that of scale/2 |f(z) - target|^2; return f(z). ``out`` may give f(z)."""
+
+    def gram(self) -> Tensor | None:
+        """Return W'W, which bounds the curvature in z, where the block is affine (with a ReLU or not); else None."""
+        return None
+
+
+class AutogradCalculus(Calculus):
+    """Any differentiable module."""
+
+    def out(self, z: Tensor) -> Tensor:
+        """Return f(z), detached."""
+        with torch.no_grad():
+            result: Tensor = self.block(z)
+        return result.clone() if result is z else result
+
+    def pull(self, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(z) and the gradient in z."""
+        with torch.enable_grad():
+            z = z.detach().clone().requires_grad_()  # a copy: the block may start with an in-place ReLU
+            out = self.block(z * 1)
+            (grad,) = torch.autograd.grad(0.5 * (out - target).square().sum(), z)
+        return out.detach(), grad
+
+    def learn(self, z: Tensor, target: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        """Set the parameters' gradients."""
+        parameters = [p for p in self.block.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            made = self.block(z.detach().clone())
+            if parameters:
+                loss = 0.5 * scale * (made - target).square().sum()
+                grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for p, g in zip(parameters, grads, strict=True):
+                    p.grad = g
+        result: Tensor = made.detach()
+        return result
+
+
+class AffineCalculus(Calculus):
+    """relu(z W' + b) or z W' + b, by formula."""
+
+    def __init__(self, block: nn.Module, linear: nn.Linear, has_relu: bool, flatten: bool) -> None:
+        super().__init__(block)
+        self.linear, self.has_relu, self.flatten = linear, has_relu, flatten
+
+    def out(self, z: Tensor) -> Tensor:
+        """Return f(z), detached."""
+        z = z.flatten(1) if self.flatten else z
+        made = nf.linear(z, self.linear.weight.detach(), self._bias())
+        return made.relu_() if self.has_relu else made
+
+    def _bias(self) -> Tensor | None:
+        bias: Tensor | None = self.linear.bias
+        return None if bias is None else bias.detach()
+
+    def _error(self, out: Tensor, target: Tensor) -> Tensor:
+        error = out - target
+        return error.mul_(out > 0) if self.has_relu else error
+
+    def pull(self, z: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(z) and the gradient in z."""
+        out = self.out(z)
+        grad = self._error(out, target) @ self.linear.weight.detach()
+        return out, grad.view(z.shape)
+
+    def learn(self, z: Tensor, target: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
+        """Set the parameters' gradients."""
+        out = self.out(z) if out is None else out
+        error = self._error(out, target).mul_(scale)
+        self.linear.weight.grad = error.T @ (z.flatten(1) if self.flatten else z)
+        bias: Tensor | None = self.linear.bias
+        if bias is not None:
+            bias.grad = error.sum(0)
+        return out
+
+    def gram(self) -> Tensor | None:
+        """Return W'W."""
+        W = self.linear.weight.detach()
+        return W.T @ W
+
+
+def calculus_of(block: nn.Module) -> Calculus:
+    """Return the fastest calculus that fits the block: ``[Flatten] Linear [ReLU]`` by formula, all else by autograd."""
+    parts = list(block) if isinstance(block, nn.Sequential) else [block]
+    flatten = bool(parts) and isinstance(parts[0], nn.Flatten) and (parts[0].start_dim, parts[0].end_dim) == (1, -1)
+    rest = parts[1:] if flatten else parts
+    kinds = [type(part) for part in rest]
+    plain = not any(p._forward_hooks or p._forward_pre_hooks for p in (block, *parts))
+    trainable = all(p.requires_grad for p in block.parameters())
+    if plain and trainable and kinds in ([nn.Linear], [nn.Linear, nn.ReLU]):
+        assert isinstance(rest[0], nn.Linear)
+        return AffineCalculus(block, rest[0], len(rest) == 2, flatten)
+    return AutogradCalculus(block)

@@ -1,0 +1,165 @@
+"""Training as all optimizers here do it: blocks, examples, and a state per cycle that callers log, plot and stop on.
+
+Every optimizer is a function ``(blocks, x, y, config) -> Iterator[Cycle]``. It changes the blocks in place, one pass
+over the samples per cycle, for ever: whoever iterates stops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from auditor.errors import DataError, NumericsError, ShapeError
+
+GROWTH = 100.0  # a residual this many times its lowest has run away
+PATIENCE = 3  # cycles in a row that a residual may grow before the dual step is halved
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """State after one pass over the samples."""
+
+    epoch: int
+    loss: float  # mean over samples of J at the chained outputs, as the samples were visited
+    residuals: tuple[float, ...] = ()  # root mean square of Z_t - f_t(Z_{t-1}) per block
+    beta: tuple[float, ...] = ()
+    dual_step: float = 0.0
+    objective: float = math.nan  # what the method itself minimises, where that is one number
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+def check_blocks(blocks: Sequence[nn.Module], x: Tensor, where: str) -> list[torch.Size]:
+    """Return the shape of every block's output for one sample, or one sentence that tells which two do not compose."""
+    if not blocks:
+        raise ShapeError(f"{where}: the list of blocks is empty; give at least one module.")
+    shapes: list[torch.Size] = []
+    z = x[:2]
+    with torch.no_grad():
+        for t, block in enumerate(blocks, 1):
+            was = block.training
+            block.eval()
+            try:
+                out = block(z)
+            except (RuntimeError, ValueError, TypeError, IndexError) as err:
+                source = "the input" if t == 1 else f"block {t - 1}"
+                raise ShapeError(
+                    f"{where}: block {t} ({type(block).__name__}) does not take what {source} gives, "
+                    f"{tuple(z.shape[1:])} per sample: {' '.join(str(err).split())[:120]}. Check the list of blocks."
+                ) from err
+            finally:
+                block.train(was)
+            if not isinstance(out, Tensor) or len(out) != len(z):
+                raise ShapeError(
+                    f"{where}: block {t} ({type(block).__name__}) must return one tensor with a row per sample."
+                )
+            shapes.append(out.shape[1:])
+            z = out
+    return shapes
+
+
+def check_labels(y: Tensor, n: int, width: int | None, where: str) -> None:
+    """Refuse labels that do not fit: another number than samples, one class only, a class beyond the last layer."""
+    if y.ndim != 1 or len(y) != n or y.is_floating_point():
+        raise DataError(f"{where}: labels must be {n} whole numbers, one per sample, got {y.dtype} {tuple(y.shape)}.")
+    classes = sorted(set(y.tolist()))
+    if len(classes) < 2:
+        only = f"only class {classes[0]}" if classes else "no class"
+        raise DataError(f"{where}: the data set has {only}, and training needs two or more; give data with others.")
+    if classes[0] < 0:
+        raise DataError(f"{where}: some samples have no label (-1); leave them out.")
+    if width is not None and classes[-1] >= width:
+        raise DataError(
+            f"{where}: class {classes[-1]} is beyond the {width} outputs of the last block; give it one per class."
+        )
+
+
+def forward(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Return the chained forward pass."""
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def accuracy(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int = 2000) -> float:
+    """Return the share of samples whose largest output is their label, on the chained forward pass in eval mode."""
+    modes = [block.training for block in blocks]
+    for block in blocks:
+        block.eval()
+    try:
+        with torch.no_grad():
+            hits = sum(
+                int((forward(blocks, x[i : i + batch]).argmax(1) == y[i : i + batch]).sum())
+                for i in range(0, len(x), batch)
+            )
+    finally:
+        for block, mode in zip(blocks, modes, strict=True):
+            block.train(mode)
+    return hits / len(x)
+
+
+class Keeper:
+    """The last good weights of the blocks: taken each cycle, put back when a run goes wrong."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._blocks, self.epoch = list(blocks), 0
+        self._kept = [{k: v.detach().clone() for k, v in b.state_dict().items()} for b in blocks]
+
+    def keep(self, epoch: int) -> None:
+        """Remember the weights as they are."""
+        self.epoch = epoch
+        for block, kept in zip(self._blocks, self._kept, strict=True):
+            for k, v in block.state_dict().items():
+                kept[k].copy_(v)
+
+    def put_back(self) -> None:
+        """Give the blocks the weights of the last good cycle."""
+        for block, kept in zip(self._blocks, self._kept, strict=True):
+            block.load_state_dict(kept)
+
+
+class Watch:
+    """Watches loss and residuals: halves the dual step when a residual keeps growing, ends a run that has run away."""
+
+    def __init__(self, where: str, dual_step: float = 0.0) -> None:
+        self.where, self.dual_step = where, dual_step
+        self._lowest: list[float] = []
+        self._before: list[float] = []
+        self._grown: list[int] = []
+
+    def judge(self, epoch: int, loss: float, residuals: Sequence[float]) -> None:
+        """Look at a cycle; a number that is not finite or a residual that ran away is an error with one sentence."""
+        if not math.isfinite(loss) or not all(math.isfinite(r) for r in residuals):
+            what = "loss" if not math.isfinite(loss) else "consensus residual"
+            raise NumericsError(
+                f"{self.where}: the {what} was not finite in epoch {epoch}; the blocks hold the last good state. "
+                "Lower the learning rate or raise beta."
+            )
+        if not self._lowest:
+            self._lowest, self._before = list(residuals), list(residuals)
+            self._grown = [0] * len(residuals)
+            return
+        for t, r in enumerate(residuals):
+            self._grown[t] = self._grown[t] + 1 if r > self._before[t] * 1.001 else 0
+            self._before[t], self._lowest[t] = r, min(self._lowest[t], r)
+            if self._grown[t] and r > GROWTH * max(self._lowest[t], 1e-6):
+                raise NumericsError(
+                    f"{self.where}: the residual of block {t + 1} grew from {self._lowest[t]:.3g} to {r:.3g} by epoch "
+                    f"{epoch}; the blocks hold the last good state. Lower the dual step or the learning rate."
+                )
+        if self._grown and max(self._grown) >= PATIENCE:
+            self.dual_step /= 2
+            self._grown = [0] * len(residuals)
+
+    def to_json(self) -> dict[str, object]:
+        """Return what a checkpoint keeps of it."""
+        return {"dual_step": self.dual_step, "lowest": self._lowest, "before": self._before, "grown": self._grown}
+
+    def from_json(self, kept: dict[str, object]) -> None:
+        """Take back what ``to_json`` gave."""
+        self.dual_step = float(kept["dual_step"])  # type: ignore[arg-type]
+        self._lowest, self._before = list(kept["lowest"]), list(kept["before"])  # type: ignore[call-overload]
+        self._grown = list(kept["grown"])  # type: ignore[call-overload]

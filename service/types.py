@@ -1,0 +1,332 @@
+"""What goes into the service and what comes out: one pydantic type per request and answer; unknown fields are refused.
+
+The answer of ``POST /explain`` is the object of ``auditor explain --json`` with the request's id, timings, the
+explainers' digests and the probabilities. For every explanation that gives contributions
+
+    bias + sum of contributions + others + residual == target_value
+
+where ``others`` is what ``top_k`` left out (0 without it).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# a grey 2 x 2 PNG, small enough for every example
+TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAAAAABX3VL4AAAADklEQVR4nGNsYGBiYAAAApIAhPd8o1gAAAAASUVORK5CYII="
+
+HeatmapStyle = Literal["png", "array", "none"]
+StabilityMode = Literal["off", "fast", "full"]
+Target = Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | Annotated[str, Field(max_length=200)]
+ExplainerName = Annotated[str, Field(min_length=1, max_length=64)]
+
+MAX_BATCH = 64
+MAX_EXPLAINERS = 64
+
+
+class Message(BaseModel):
+    """Base of every type here."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+# requests
+
+
+class Options(Message):
+    """What a caller may ask of an explanation; every field has a default."""
+
+    explainers: list[ExplainerName] | None = Field(
+        default=None,
+        max_length=MAX_EXPLAINERS,
+        description="Names of attached explainers; `*` means all. Default: all that answer from one forward pass, "
+        "which leaves out those that search per image (`rde`).",
+        examples=[["concepts"]],
+    )
+    target: Target | None = Field(
+        default=None, description="Class to explain, by name or index; default: the prediction.", examples=["7"]
+    )
+    top_k: int | None = Field(
+        default=None, ge=1, le=10_000, description="Keep this many concepts, the strongest first; default: all."
+    )
+    heatmaps: HeatmapStyle = Field(
+        default="png", description="Per concept a PNG overlay (data URL), a raw grid of floats, or nothing."
+    )
+    stability: StabilityMode = Field(
+        default="fast", description="`fast`: sampled in one batched pass; `full`: power iteration; `off`: null."
+    )
+    samples: int = Field(default=8, ge=1, le=64, description="Noise samples of the stability.")
+    radius: float = Field(
+        default=0.02, gt=0, le=1, description="Root mean square change of a pixel in the stability's noise."
+    )
+    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the stability's noise.")
+    timeout_s: float | None = Field(
+        default=None, gt=0, le=60, description="Seconds for explainers that search per image; the server caps it."
+    )
+    max_steps: int | None = Field(
+        default=None, ge=1, le=10_000, description="Steps for explainers that search per image."
+    )
+
+
+class ExplainRequest(Options):
+    """Body of ``POST /explain`` as JSON; a multipart form has the same names, with the file as ``image``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {"image": TINY_PNG},
+                {"image": TINY_PNG, "explainers": ["concepts"], "target": "7", "heatmaps": "none", "stability": "off"},
+            ]
+        },
+    )
+
+    image: str = Field(min_length=1, description="The image file in base64, or a data URL.")
+
+
+class PredictRequest(Message):
+    """Body of ``POST /predict`` as JSON; a multipart form has the file as ``image``."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"image": TINY_PNG}]})
+
+    image: str = Field(min_length=1, description="The image file in base64, or a data URL.")
+
+
+class ExplainBatchRequest(Options):
+    """Body of ``POST /explain_batch`` as JSON; a multipart form repeats the part ``image``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"images": [TINY_PNG, TINY_PNG], "heatmaps": "none", "stability": "off"}]},
+    )
+
+    images: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1, max_length=MAX_BATCH, description="Image files in base64, or data URLs."
+    )
+
+
+class KServeRequest(Message):
+    """Body of ``POST /v1/models/{name}:explain`` and ``:predict``, KServe's V1 protocol.
+
+    An instance is ``{"b64": …}``, ``{"image": …}`` with options as in ``POST /explain``, a base64 string, or pixels as
+    nested lists (height, width, channels) of numbers in [0, 1].
+    """
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"instances": [{"b64": TINY_PNG}]}]})
+
+    instances: list[Any] = Field(min_length=1, max_length=MAX_BATCH, description="Images in one of the forms above.")
+    parameters: Options = Field(default_factory=Options, description="Options for all instances.")
+
+
+# answers
+
+
+class ClassProbability(Message):
+    """A class with its probability."""
+
+    index: int
+    label: str
+    probability: float
+
+
+class Prediction(ClassProbability):
+    """What the model says, and its most probable classes, the most probable first."""
+
+    probabilities: list[ClassProbability] = Field(description="At most the ten most probable classes.")
+
+
+class TargetClass(Message):
+    """The class that is explained, with the model's logit for it."""
+
+    index: int
+    label: str
+    logit: float
+
+
+class HeatGrid(Message):
+    """A heatmap as numbers."""
+
+    size: tuple[int, int] = Field(description="Height and width of the grid.")
+    values: list[list[float]]
+
+
+class ConceptAnswer(Message):
+    """One concept behind the decision; ``contribution`` is null for kinds that give relevance only."""
+
+    index: int
+    label: str
+    activation: float
+    contribution: float | None
+    heatmap: str | HeatGrid | None = Field(description="Null, a PNG as a data URL (`png`), or a grid (`array`).")
+    note: str = ""
+
+
+class ExplanationAnswer(Message):
+    """What one explainer says of the image."""
+
+    name: str
+    kind: str
+    digest: str = Field(description="Sha256 of the explainer's artifact, verified before it was used.")
+    target: TargetClass = Field(description="As asked; a tree explains its own class when none is asked for.")
+    target_value: float = Field(description="The model's logit of the target; for a tree the tree's own value.")
+    bias: float | None
+    residual: float | None
+    others: float = Field(default=0.0, description="Sum of the contributions that `top_k` left out.")
+    concepts: list[ConceptAnswer]
+    extra: dict[str, Any] = Field(default_factory=dict, description="What the kind tells beyond that.")
+    problem: str = Field(default="", description="Why this explainer has nothing to say of this image, if so.")
+
+
+class StabilityAnswer(Message):
+    """How much layer and reasons move when the image moves a little; README tells how to read it."""
+
+    mode: Literal["fast", "full"]
+    c1: float = Field(description="Zeroth order: largest change of the layer per change of the image.")
+    c2: float = Field(description="First order: largest change of the gradient per change of the image.")
+    radius: float
+    samples: int
+    bound: float | None = Field(description="Certified upper bound of c1 for every image, where there is one.")
+    bound_reason: str = ""
+    score: float = Field(ge=0, le=1, description="1: within the radius neither decision nor reasons change.")
+    layer: str
+
+
+class ModelAnswer(Message):
+    """Which model answered."""
+
+    name: str
+    version: str
+    digest: str
+
+
+class ExplainAnswer(Message):
+    """Answer of ``POST /explain``."""
+
+    prediction: Prediction
+    target: TargetClass
+    explanations: list[ExplanationAnswer]
+    stability: StabilityAnswer | None
+    model: ModelAnswer
+    timings: dict[str, float] = Field(
+        description="Milliseconds per stage: read, queue, forward, each explainer's name, stability, draw, total."
+    )
+    request_id: str
+
+
+class PredictAnswer(Message):
+    """Answer of ``POST /predict``."""
+
+    prediction: Prediction
+    model: ModelAnswer
+    timings: dict[str, float]
+    request_id: str
+
+
+class ErrorBody(Message):
+    """What was wrong: a code for programs, a sentence for people."""
+
+    code: str = Field(examples=["bad_image"])
+    message: str = Field(examples=["the image cannot be read; send a PNG, JPEG or other image file."])
+    request_id: str
+
+
+class ErrorAnswer(Message):
+    """Every answer of status 400 and above."""
+
+    error: ErrorBody
+
+
+class ExplainBatchAnswer(Message):
+    """Answer of ``POST /explain_batch``: per image, in order, an answer or an error. One bad image hurts no other."""
+
+    answers: list[ExplainAnswer | ErrorAnswer]
+    n_errors: int
+    model: ModelAnswer
+    request_id: str
+
+
+class ExplainerAnswer(Message):
+    """One attached explainer, verified."""
+
+    name: str
+    kind: str
+    digest: str
+    layer: str | None
+    labels: dict[int, str] = Field(description="Name of every concept by its index.")
+    n_concepts: int
+    metrics: dict[str, float | None]
+    per_request: list[str] = Field(description="Options this explainer takes per request (`timeout_s`, `max_steps`).")
+    default: bool = Field(description="Whether it answers when a request names no explainer.")
+    gallery: bool = Field(description="Whether `GET /gallery/{name}` has pictures of its concepts.")
+    classes: list[int] | None = Field(default=None, description="The classes it can explain; null: all.")
+
+
+class ModelInfo(Message):
+    """Answer of ``GET /model``."""
+
+    name: str
+    version: str
+    digest: str
+    uri: str
+    input_shape: tuple[int, int, int]
+    class_names: list[str]
+    engine: Literal["torch", "onnx"]
+    engine_reason: str = ""
+    explainers: list[str]
+    loaded_at: str
+
+
+class Sample(Message):
+    """An image to try."""
+
+    name: str
+    label: str
+    image: str = Field(description="PNG as a data URL.")
+
+
+class GalleryPicture(Message):
+    """One image that shows a concept well: a crop, where it is seen in it, and where the crop was taken."""
+
+    id: str
+    label: str
+    score: float
+    box: tuple[float, float, float, float] = Field(description="Top, left, bottom, right as shares of the image.")
+    image: str = Field(description="PNG as a data URL.")
+    heat: str = Field(description="The same crop with the concept laid over it, PNG as a data URL.")
+
+
+class GalleryConcept(Message):
+    """The pictures of one concept."""
+
+    index: int
+    label: str
+    pictures: list[GalleryPicture]
+
+
+class GalleryAnswer(Message):
+    """Answer of ``GET /gallery/{explainer}``; no concepts where the kind keeps no pictures."""
+
+    explainer: str
+    kind: str
+    concepts: list[GalleryConcept]
+
+
+class KServeExplainAnswer(Message):
+    """Answer of ``POST /v1/models/{name}:explain``."""
+
+    explanations: list[ExplainAnswer]
+
+
+class KServePredictAnswer(Message):
+    """Answer of ``POST /v1/models/{name}:predict``."""
+
+    predictions: list[Prediction]
+
+
+class KServeModel(Message):
+    """Answer of ``GET /v1/models/{name}``."""
+
+    name: str
+    ready: bool
