@@ -1,6 +1,6 @@
 """Exports: the ONNX graph of a version, stored beside it and verified like an explainer.
 
-The folder goes to ``auditor/exports/<digest12>/``, then the tag ``auditor.onnx`` points to it: that is the commit point.
+The folder goes to ``auditor/exports/<digest12>/``, then the tag ``auditor.onnx`` points to it, the commit point.
 """
 
 from __future__ import annotations
