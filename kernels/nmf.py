@@ -105,7 +105,7 @@ def _reseed(X: Tensor, W: Tensor, S: Tensor, B: Tensor, G: Tensor, signed: bool)
     return W, S
 
 
-def _free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
+def free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
     """Return argmin_W |X - W S| = X S^T (S S^T)^+ for the semi-NMF."""
     inverse: Tensor = torch.linalg.pinv(SS.double(), hermitian=True)
     return (XSt.double() @ inverse).to(XSt.dtype)
@@ -127,7 +127,7 @@ def hals(
     for t in itertools.count(1):
         for (W, S), push in ((start, beta), (accepted, 0.0)):
             SS, XSt = S @ S.T, X @ S.T
-            W_next = _free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
+            W_next = free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
             norms = _norms(W_next)
             W_next = W_next / norms
             W = _pushed(W_next, last[0] / norms, push, free=signed)
@@ -167,7 +167,7 @@ def multiplicative(
     yield State(0, W, S, _objective(x2, B, W.T @ W, S, SS), B)
     for t in itertools.count(1):
         XSt = X @ S.T
-        W = _free_basis(XSt, SS) if signed else multiply(W.T, XSt.T, SS, MU_EPS).T
+        W = free_basis(XSt, SS) if signed else multiply(W.T, XSt.T, SS, MU_EPS).T
         B, G = W.T @ X, W.T @ W
         if signed:
             rise = B.clamp_min(0) + (-G).clamp_min(0) @ S
