@@ -31,6 +31,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import live_server as ls
+import numpy as np
 import odd_images as odd
 
 LIMIT_S = 60.0
@@ -318,16 +319,38 @@ async def answer(reader: asyncio.StreamReader, is_head: bool) -> tuple[int, byte
     return status, body, headers.get(b"connection", b"").lower() == b"close"
 
 
+class Document:
+    """The OpenAPI document, to hold answers against (schemathesis's own check stumbles over 3.1's ``prefixItems``)."""
+
+    def __init__(self, url: str) -> None:
+        with ls.OPENER.open(f"{url}/openapi.json", timeout=LIMIT_S) as answer:
+            self.whole = json.load(answer)
+        self.known: dict[tuple[str, str, int], Any] = {}
+
+    def misfit(self, path: str, method: str, status: int, body: bytes) -> str:
+        """Return what does not fit, or nothing."""
+        import jsonschema_rs
+
+        responses = self.whole["paths"][path].get(method.lower(), {}).get("responses", {})
+        if str(status) not in responses:
+            return "" if status in (404, 405) else f"status {status} is not documented"
+        content = responses[str(status)].get("content", {}).get("application/json")
+        if content is None or method.upper() == "HEAD":
+            return ""
+        key = (path, method, status)
+        if key not in self.known:
+            schema = {**content["schema"], "components": self.whole["components"]}
+            self.known[key] = jsonschema_rs.Draft202012Validator(schema)
+        return "; ".join(e.message[:200] for e in self.known[key].iter_errors(json.loads(body)))
+
+
 def by_schema(url: str, n: int, judge: Judge, seed: int) -> None:
     """Send what schemathesis makes of the OpenAPI document; answers must also fit the document."""
     import hypothesis
     import schemathesis
-    from schemathesis.checks import CHECKS
-    from schemathesis.core.failures import FailureGroup
-
-    fits = CHECKS.get_by_names(["response_schema_conformance"])
 
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    document = Document(url)
     operations = [found.ok() for found in schema.get_all_operations()]
     modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
     heavy = [op for op in operations if op.method.upper() == "POST"]
@@ -352,10 +375,9 @@ def by_schema(url: str, n: int, judge: Judge, seed: int) -> None:
                     response = case.call(base_url=url, timeout=LIMIT_S)
                     what = f"schemathesis {case.method} {case.path} {str(case.body)[:200]}"
                     judge.look(what, response.status_code, response.content, case.method != "HEAD")
-                    try:
-                        case.validate_response(response, checks=fits)
-                    except (FailureGroup, AssertionError) as error:
-                        judge.fail(f"the answer does not fit the document: {what}: {str(error)[:300]}")
+                    wrong = document.misfit(case.operation.path, case.method, response.status_code, response.content)
+                    if wrong:
+                        judge.fail(f"the answer does not fit the document: {what}: {wrong}")
 
                 check()
             except hypothesis.errors.Unsatisfiable:
@@ -411,14 +433,16 @@ def fuzz(port: int, url: str, args: argparse.Namespace, judge: Judge) -> None:
         if status != 200:
             judge.fail(f"a good image got {status} {told}")
             return None
-        return [told["prediction"], told["explanations"], told["stability"]]
+        parts = [c["contribution"] for e in told["explanations"] for c in e["concepts"]]
+        return [told["prediction"]["index"], told["stability"]["score"], *parts]
 
     first = heart()
     assert first is not None, "a good image is not answered"
 
     def again() -> None:
-        if heart() != first:
-            judge.fail("a good image got another answer than at the start")
+        now = heart()
+        if now is not None and not np.allclose(now, first, rtol=1e-3, atol=1e-3):  # sums differ a little with the batch
+            judge.fail(f"a good image got another answer than at the start: {now} was {first}")
 
     rng, began = random.Random(args.seed), time.perf_counter()
     n_images, n_http = args.n // 2, args.n // 5

@@ -33,6 +33,7 @@ QUIET = {
     "BENTOML_DO_NOT_TRACK": "true",
     "NO_PROXY": "127.0.0.1,localhost",
 }
+AUDITOR = [sys.executable, "-c", "from auditor.cli import main; main()"]
 START_S = 600.0  # a loaded machine starts slowly; a server that died is noticed at once
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -291,14 +292,14 @@ def serve(
 ) -> Any:
     """Run ``auditor serve MODEL``; settings go through the environment (``max_batch=4`` is AUDITOR_MAX_BATCH)."""
     port = free_port()
-    command = [sys.executable, "-m", "auditor.cli", "serve", model, "--port", str(port), *flags]
+    command = [*AUDITOR, "serve", model, "--port", str(port), *flags]
     environment = {f"AUDITOR_{k.upper()}": str(v) for k, v in settings.items()}
     return started(command, port, folder, {"MLFLOW_TRACKING_URI": store, **environment}, wait=wait)
 
 
 def export_onnx(model: str, store: str) -> str:
     """Run ``auditor export``; returns why it did not work, or nothing."""
-    command = [sys.executable, "-m", "auditor.cli", "export", model]
+    command = [*AUDITOR, "export", model]
     done = subprocess.run(
         command, env={**os.environ, **QUIET, "MLFLOW_TRACKING_URI": store}, capture_output=True, text=True, check=False
     )
