@@ -46,7 +46,7 @@ def bare(model: str, store: str, folder: Path):
         "127.0.0.1",
     ]
     command += ["--working-dir", str(here)]
-    return ls.started(command, port, folder, {"MLFLOW_TRACKING_URI": store, "BARE_MODEL": model})
+    return ls.started(command, port, folder, {**ls.at(store), "BARE_MODEL": model})
 
 
 def round_of(live: ls.Live, requests: list[bytes], seconds: float, concurrency: int) -> tuple[ls.Load, float]:

@@ -14,11 +14,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,21 @@ def use_store(folder: Path) -> str:
     if client.get_experiment_by_name("bench") is None:
         client.create_experiment("bench", artifact_location=(folder / "artifacts").as_uri())
     return uri
+
+
+@contextmanager
+def current_registry(address: str) -> Iterator[None]:
+    """Make an address the current MLflow for a while."""
+    import mlflow
+
+    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+    mlflow.set_tracking_uri(address)
+    mlflow.set_registry_uri(address)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(before[0])
+        mlflow.set_registry_uri(before[1])
 
 
 def register_digits(seed: int = 0, kinds: Sequence[str] = ("nmf", "xnn"), name: str = "digits") -> str:
@@ -294,14 +310,19 @@ def serve(
     port = free_port()
     command = [*AUDITOR, "serve", model, "--port", str(port), *flags]
     environment = {f"AUDITOR_{k.upper()}": str(v) for k, v in settings.items()}
-    return started(command, port, folder, {"MLFLOW_TRACKING_URI": store, **environment}, wait=wait)
+    return started(command, port, folder, {**at(store), **environment}, wait=wait)
+
+
+def at(store: str) -> dict[str, str]:
+    """Return the environment that makes a store the current one."""
+    return {"MLFLOW_TRACKING_URI": store, "MLFLOW_REGISTRY_URI": store}
 
 
 def export_onnx(model: str, store: str) -> str:
     """Run ``auditor export``; returns why it did not work, or nothing."""
     command = [*AUDITOR, "export", model]
     done = subprocess.run(
-        command, env={**os.environ, **QUIET, "MLFLOW_TRACKING_URI": store}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **QUIET, **at(store)}, capture_output=True, text=True, check=False
     )
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-400:]
 
@@ -408,14 +429,45 @@ async def bombard(
     n: int = 10**9,
     seconds: float = 1e9,
     keep: bool = False,
+    left: list[int] | None = None,
 ) -> Load:
-    """Send requests over ``concurrency`` connections, each the next as soon as its answer is there."""
-    load, left = Load(), [n]
+    """Send requests over ``concurrency`` connections, each the next as soon as its answer is there.
+
+    Whoever holds ``left`` may end it from another thread: ``left[0] = 0``.
+    """
+    load, left = Load(), [n] if left is None else left
     began = time.perf_counter()
-    callers = [_caller(port, requests, 7 * c, began + seconds, left, load, keep) for c in range(concurrency)]
-    await asyncio.gather(*callers)
+    await asyncio.gather(
+        *(_caller(port, requests, 7 * c, began + seconds, left, load, keep) for c in range(concurrency))
+    )
     load.wall_s = time.perf_counter() - began
     return load
+
+
+@contextmanager
+def under_load(port: int, requests: Sequence[bytes], **options: Any) -> Iterator[Load]:
+    """Load the server in a thread while the block runs; what it gave is in the yielded object afterwards."""
+    told, left = Load(), [10**9]
+
+    def run() -> None:
+        vars(told).update(vars(run_load(port, requests, left=left, **options)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield told
+    finally:
+        left[0] = 0
+        thread.join()
+
+
+def eventually(look: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
+    """Return the first truthy value; the limit is far above what a slow machine needs."""
+    until = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < until, f"did not come true in {timeout_s:.0f} s: {what}"
+        time.sleep(0.1)
+    return found
 
 
 def run_load(port: int, requests: Sequence[bytes], **options: Any) -> Load:
