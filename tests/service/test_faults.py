@@ -74,7 +74,7 @@ def live(versions):
     point(store, "champion", 1)
     settings = {"workers": 2, "poll_s": POLL_S, "upload_timeout_s": 3, "log_requests": "false"}
     with ls.serve("models:/digits@champion", store, folder / "live", **settings) as server:
-        ls.eventually(lambda: len(server.workers()) == 2, "two workers")
+        ls.eventually(lambda: server.log.read_text().count("model served") == 2, "both workers are warm")
         yield server
 
 
