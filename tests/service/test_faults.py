@@ -316,9 +316,16 @@ def test_a_full_disk_for_temporary_files(versions, tmp_path):
                 assert status == 200, told
                 form = ls.run_load(port, [ls.multipart(port, "/explain", large, FIELDS)], n=2, concurrency=2)
                 assert form.statuses == {200: 2}
-            status, told = server.post("/explain", b"junk", {"content-type": "image/png"})  # a label not counted before
-            assert status == 400, told
-            assert server.get("/metrics")[0] in (200, 503)
+            image = base64.b64encode(ls.digit_files()[0]).decode()
+            for mode in ("off", "fast", "full"):  # much that was not counted before: the metrics need room too
+                for style in ("none", "array", "png"):
+                    status, told = server.post("/explain", {"image": image, "stability": mode, "heatmaps": style})
+                    assert status == 200, told
+            assert server.post("/explain", b"junk", {"content-type": "image/png"})[0] == 400
+            assert server.post("/explain_batch", {"images": [image]})[0] == 200
+            assert server.post("/predict", {"image": image})[0] == 200
+            found = [server.get(path)[0] for path in ("/ui/", "/gallery/concepts", "/model", "/nosuch", "/metrics")]
+            assert found == [200, 200, 200, 404, 200]
             point(store, "beta", 2)  # to load it needs room
             assert all(version_of(server) in ("1", "2") for _ in range(30))
             assert server.workers() == workers, server.tail()
