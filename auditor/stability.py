@@ -8,23 +8,34 @@ With noise directions d on a sphere of a given radius around the image x:
 Both are sampled, so they are lower estimates of the local constants. ``score`` in [0, 1] is the share of samples that
 keep the predicted class, times the mean cosine between g(x + d) and g(x) (negative counts as 0): 1 says that within the
 radius neither decision nor reasons change.
+
+``full`` adds the worst directions: c1 is at least the largest singular value of the layer's Jacobian at x (power
+iteration), and the image moved along that direction, both ways, is one more pair for c1 and c2. ``bound`` is the
+certified global upper bound of c1 where the architecture gives one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from auditor.errors import OptionError
+from auditor.kernels.jacobian_norm import largest_singular_values
+from auditor.lipschitz import certified_bound
 from auditor.subject import Subject
+
+Mode = Literal["fast", "full"]
+POWER_STEPS = 20
+MOST_NUMBERS = 10_000_000  # pixels in one pass: 66 images of 3x224x224 with all their activations
 
 
 @dataclass(frozen=True, slots=True)
 class Stability:
-    """Sampled local constants of one image; ``bound`` is a global upper bound where one is known."""
+    """Sampled local constants of one image; ``bound`` is a global upper bound of c1 where one is known."""
 
     c1: float
     c2: float
@@ -45,26 +56,111 @@ def stability(
 
     ``radius`` is the root mean square change per pixel component: 0.02 is five grey levels of 255.
     """
+    _check(samples, radius)
+    return _Sampler(subject, layer, samples, samples, radius, seed)(image[None], [target])[0]
+
+
+def stabilities(
+    subject: Subject,
+    images: Tensor,
+    layer: str,
+    targets: Sequence[int],
+    *,
+    mode: Mode = "fast",
+    samples: int = 8,
+    radius: float = 0.02,
+    seed: int = 0,
+) -> list[Stability]:
+    """Return the stability of the decision on every image of a batch; the batch size never changes a result.
+
+    ``fast`` runs every image and its noisy copies in one pass and takes gradients at half of the copies: with 8 samples
+    the cost of at most 14 forward passes per image. ``full`` takes them at all copies and adds the worst directions
+    by 20 power iterations.
+    """
+    _check(samples, radius)
+    if len(targets) != len(images):
+        raise OptionError(f"stabilities: want one target per image, got {len(targets)} for {len(images)} images.")
+    if mode not in ("fast", "full"):
+        raise OptionError(f"stabilities: mode must be fast or full, got {mode!r}.")
+    n_gradients = (samples + 1) // 2 if mode == "fast" else samples
+    sampler = _Sampler(subject, layer, samples, n_gradients, radius, seed, worst=mode == "full")
+    at_once = max(1, MOST_NUMBERS // ((samples + 3) * images[:1].numel())) if len(images) else 1
+    found: list[Stability] = []
+    for start in range(0, len(images), at_once):
+        rows = slice(start, start + at_once)
+        found += sampler(images[rows], list(targets)[rows])
+    return found
+
+
+class _Sampler:
+    """Moves images by the same noise, whatever batch they come in."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        layer: str,
+        samples: int,
+        n_gradients: int,
+        radius: float,
+        seed: int,
+        worst: bool = False,
+    ) -> None:
+        self.subject, self.layer, self.samples, self.n_gradients = subject, layer, samples, n_gradients
+        self.radius, self.worst = radius, worst
+        generator = torch.Generator().manual_seed(seed)
+        shape = subject.input_shape
+        noise = torch.randn(samples, *shape, generator=generator)
+        self.size = radius * noise[0].numel() ** 0.5
+        noise = noise * (self.size / noise.flatten(1).norm(dim=1).clamp_min(1e-12))[:, None, None, None]
+        self.noise = noise.to(subject.device, subject.dtype)
+        self.start = torch.randn(1, *shape, generator=generator).to(self.noise)
+        self.bound = certified_bound(subject, layer).value
+
+    def __call__(self, images: Tensor, targets: Sequence[int]) -> list[Stability]:
+        x = images.to(self.subject.device, self.subject.dtype)
+        n, local = len(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        moved = x[:, None] + self.noise
+        with_gradient, without = moved[:, : self.n_gradients], moved[:, self.n_gradients :]
+        if self.worst:
+            local, v = self._power(x)
+            step = self.size * v
+            with_gradient = torch.cat([with_gradient, (x + step)[:, None], (x - step)[:, None]], 1)
+        a, logits, g = self._run(torch.cat([x[:, None], with_gradient], 1), targets)
+        if without.shape[1]:
+            with torch.no_grad():
+                rest, found = self.subject.run(without.flatten(0, 1), [self.layer])
+            a = torch.cat([a, found[self.layer].flatten(1).double().view(n, without.shape[1], -1)], 1)
+            logits = torch.cat([logits, rest.view(n, without.shape[1], -1)], 1)
+        c1 = (a[:, 1:] - a[:, :1]).norm(dim=2).amax(1) / self.size
+        c2 = (g[:, 1:] - g[:, :1]).norm(dim=2).amax(1) / self.size
+        same = (logits[:, 1:].argmax(2) == logits[:, :1].argmax(2)).double().mean(1)
+        cosine = torch.nn.functional.cosine_similarity(g[:, 1:], g[:, :1], dim=2).clamp_min(0).mean(1)
+        cosine = torch.where(g.flatten(1).any(1), cosine, torch.ones_like(cosine))  # a constant model: nothing moves
+        return [
+            Stability(float(first), float(second), self.radius, self.samples, self.bound, float(score))
+            for first, second, score in zip(torch.maximum(c1, local), c2, same * cosine, strict=True)
+        ]
+
+    def _run(self, x: Tensor, targets: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return activations, logits and gradients of (images, copies, …), each (images, copies, numbers)."""
+        n, copies = x.shape[:2]
+        flat = x.flatten(0, 1).detach().requires_grad_(True)
+        wanted = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
+        with torch.enable_grad():
+            logits, found = self.subject.run(flat, [self.layer])
+            (g,) = torch.autograd.grad(logits.gather(1, wanted[:, None]).sum(), flat)
+        a = found[self.layer].detach().flatten(1).double()
+        return a.view(n, copies, -1), logits.detach().view(n, copies, -1), g.flatten(1).double().view(n, copies, -1)
+
+    def _power(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def layer_of(z: Tensor) -> Tensor:
+            return self.subject.run(z, [self.layer])[1][self.layer]
+
+        with self.subject.at_rest():
+            values, v = largest_singular_values(layer_of, x, self.start.expand_as(x), POWER_STEPS)
+        return values.double(), v
+
+
+def _check(samples: int, radius: float) -> None:
     if samples < 1 or not radius > 0:
         raise OptionError(f"stability: want samples >= 1 and radius > 0, got {samples} and {radius}.")
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(samples, *image.shape, generator=generator)
-    size = radius * image.numel() ** 0.5
-    noise = noise * (size / noise.flatten(1).norm(dim=1).clamp_min(1e-12))[:, None, None, None]
-    x = torch.cat([image[None], image[None] + noise]).to(subject.device, subject.dtype).requires_grad_(True)
-    with torch.enable_grad():
-        logits, found = subject.run(x, [layer])
-        (g,) = torch.autograd.grad(logits[:, target].sum(), x)
-    a, g = found[layer].detach().flatten(1).double(), g.flatten(1).double()
-    same = (logits[1:].argmax(1) == logits[0].argmax()).double().mean()
-    cosine = torch.nn.functional.cosine_similarity(g[1:], g[:1], dim=1).clamp_min(0).mean()
-    if not bool(g.any()):  # a constant model: nothing moves
-        cosine = torch.ones(())
-    return Stability(
-        c1=float((a[1:] - a[0]).norm(dim=1).max() / size),
-        c2=float((g[1:] - g[0]).norm(dim=1).max() / size),
-        radius=radius,
-        samples=samples,
-        bound=None,
-        score=float(same * cosine),
-    )

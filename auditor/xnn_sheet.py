@@ -13,7 +13,8 @@ from auditor.excitation import ExcitationBackprop
 from auditor.explanation import Explanation
 from auditor.heatmap import BLUE, RED, overlay, to_rgb
 from auditor.subject import Subject
-from auditor.xnn import XnnExplainer, graph_of
+from auditor.subject_graph import graph_of
+from auditor.xnn import XnnExplainer
 
 INK = (30, 30, 30)
 

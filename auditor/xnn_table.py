@@ -24,7 +24,8 @@ from auditor.layers import Layout
 from auditor.locality import grid_parts, locality
 from auditor.orthogonality import orthogonality
 from auditor.subject import Subject
-from auditor.xnn import XnnConfig, graph_of, head_layer, make_heads, read_examples, srae_config
+from auditor.subject_graph import graph_of
+from auditor.xnn import XnnConfig, head_layer, make_heads, read_examples, srae_config
 
 METHODS = ("srae", "nn", "sae", "cae", "lasso", "1-heatmap")
 Parts = Callable[[str, tuple[int, int]], Tensor]  # image id and size -> soft part masks (parts, height, width)
