@@ -43,17 +43,12 @@ WHERE = "deepfacto"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learned: images, their labels (-1 unknown), the model's logits and the share these have in J."""
+    """What is learned: images, their labels (-1 unknown), the model's logits and the share these have in the head."""
 
     images: Tensor
     labels: Tensor
     teacher: Tensor
     fidelity: float = 0.0
-
-    @property
-    def teacher_scale(self) -> float:
-        """Return the spread of the model's logits: errors against them are measured in it."""
-        return max(float(self.teacher.std()), 1e-6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +57,10 @@ class Settings:
 
     beta: float = 1.0
     gamma: float = 1.0
-    anchor: float = 0.2
+    anchor: float = 0.1
     trust: float = 0.3
+    supervision: float = 1.0
+    l1: float = 0.0
     dual_step: float = 0.0
     lr: float = 1e-3
     batch: int = 64
@@ -144,9 +141,10 @@ class FactorAdmm:
             )
             S_new = projected(f, self.M)  # as a new image would get them
             h = head.logits(S_new)
-            L = logit_steps(h, task.labels[rows], task.teacher[rows], task.fidelity, task.teacher_scale)
-            asked = f[0].numel() / s.gamma * head.pulled_back(L - h)
-            S = score_step(S_new, f - u + v, self.M, asked, s.trust)
+            L = logit_steps(h, task.labels[rows])
+            asked = s.supervision * f[0].numel() / s.gamma * head.pulled_back(L - h) - s.l1
+            limit = s.trust * (self.M.T @ self.Z0[rows]).flatten(1).norm(dim=1)
+            S = score_step(S_new, f - u + v, self.M, asked, limit)
             Z = decoupled((s.beta, f - u), (s.gamma, self.M @ S - v), (s.anchor, self.Z0[rows]))
             self._learn_basis(f, S_new)
             self.pooled[rows] = head.pooled(S_new)
@@ -163,8 +161,8 @@ class FactorAdmm:
                 fresh = self.cut(task.images[rows]) / self.scale
                 self.U[rows] = (u + self.watch.dual_step * (Z - fresh)).clamp(-top, top)
                 self.V[rows] = (v + self.watch.dual_step * miss).clamp(-top, top)
-            value = objective(h, task.labels[rows], task.teacher[rows], task.fidelity, task.teacher_scale)
-            return torch.stack([value.sum(), (Z - f).square().sum(), miss.square().sum()]).double()
+            loss = nf.cross_entropy(h, task.labels[rows], ignore_index=-1, reduction="sum")
+            return torch.stack([loss, (Z - f).square().sum(), miss.square().sum()]).double()
 
     def _learn_basis(self, f: Tensor, S: Tensor) -> None:
         self.XS = FORGET * self.XS + torch.einsum("ncp,nkp->ck", f, S) / len(f)
@@ -182,7 +180,7 @@ class FactorAdmm:
             self.XS[:, dead] = self.SS[:, dead] = self.SS[dead] = 0
             log.info("deepfacto: %d dead factors re-seeded", dead.numel())
         start = LinearHead(weight, self.head.bias, self.head.pool)
-        self.head = fit_head(self.pooled, self.task, start, HEAD_STEPS)
+        self.head = fit_head(self.pooled, self.task, start, HEAD_STEPS, fidelity=0.0)
 
 
 def reseeded(M: Tensor, silent: Tensor, f: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,11 +222,11 @@ def train(
         for k, w in cut.weights.items():
             w.copy_(state.weights[k])
     S = torch.cat([head.pooled(projected(cut(part) / scale, state.M)) for part in torch.split(task.images, 256)])
-    return Trained(replace(state, head=fit_head(S, task, state.head, FULL_STEPS)), status, history)
+    return Trained(replace(state, head=fit_head(S, task, state.head, FULL_STEPS, task.fidelity)), status, history)
 
 
-def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int) -> LinearHead:
-    """Return the head that minimises J on pooled scores (images, rank, cells), by L-BFGS from ``start``.
+def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int, fidelity: float) -> LinearHead:
+    """Return the head that minimises `objective` on pooled scores (images, rank, cells), by L-BFGS from ``start``.
 
     Scores are brought to unit variance inside, so that the ridge means the same for all.
     """
@@ -246,7 +244,7 @@ def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int) -> Lin
     def closure() -> Tensor:
         solver.zero_grad()
         out = X @ w.T + b
-        value = objective(out, labels, teacher, task.fidelity, task.teacher_scale).mean() + RIDGE * w.square().sum()
+        value = objective(out, labels, teacher, fidelity).mean() + RIDGE * w.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -259,10 +257,13 @@ def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int) -> Lin
     return LinearHead(weight.to(like).reshape(like.shape), bias.to(like), start.pool)
 
 
-def objective(logits: Tensor, labels: Tensor, teacher: Tensor, fidelity: float, scale: float) -> Tensor:
-    """Return J per image: cross-entropy to its label, and squared distance to the model's logits in their spread."""
-    value = nf.cross_entropy(logits, labels.clamp_min(0), reduction="none") * (labels >= 0)
-    return (1 - fidelity) * value + fidelity * 0.5 * ((logits - teacher) / scale).square().sum(1)
+def objective(logits: Tensor, labels: Tensor, teacher: Tensor, fidelity: float) -> Tensor:
+    """Return per image the cross-entropy to its label, mixed with the squared distance to the model's own logits."""
+    value = nf.cross_entropy(logits, labels, ignore_index=-1, reduction="none")
+    if fidelity == 0:
+        return value
+    spread = teacher.std().clamp_min(1e-6)
+    return (1 - fidelity) * value + fidelity * 0.5 * ((logits - teacher) / spread).square().sum(1)
 
 
 def activations_of(cut: Cut, images: Tensor, batch: int = 256) -> Tensor:

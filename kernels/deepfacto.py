@@ -69,17 +69,16 @@ def projected(X: Tensor, M: Tensor) -> Tensor:
     return S.reshape(M.shape[1], n, positions).permute(1, 0, 2).contiguous()
 
 
-def score_step(S: Tensor, X: Tensor, M: Tensor, asked: Tensor, trust: float, n_sweeps: int = 3) -> Tensor:
+def score_step(S: Tensor, X: Tensor, M: Tensor, asked: Tensor, limit: Tensor, n_sweeps: int = 3) -> Tensor:
     """Return the S >= 0 that minimises  (1/2)|X - M S|^2 - <asked, S>,  by coordinate passes from ``S``.
 
-    ``asked`` is what the head asks of the scores,  (kappa/gamma) h'^T (L + R - h(S)):  its quadratic term is taken as
-    linear here, one prox-linear step. An image's request is cut down to ``trust`` times its M^T X.
+    ``asked`` is what the head asks of the scores,  (kappa/gamma) h'^T (L - h(S)):  its quadratic term is taken as
+    linear here, one prox-linear step. A request with a norm above the image's ``limit`` (batch,) is cut down to it.
     """
     n, _, positions = X.shape
-    B = M.T @ X
-    limit = trust * B.flatten(1).norm(dim=1) / asked.flatten(1).norm(dim=1).clamp_min(1e-30)
-    asked = asked * limit.clamp_max(1.0)[:, None, None]
-    return _columns(sweep(_rows(S), _rows(B + asked), M.T @ M, n_sweeps), n, positions)
+    share = limit / asked.flatten(1).norm(dim=1).clamp_min(1e-30)
+    asked = asked * share.clamp_max(1.0)[:, None, None]
+    return _columns(sweep(_rows(S), _rows(M.T @ X + asked), M.T @ M, n_sweeps), n, positions)
 
 
 def _rows(S: Tensor) -> Tensor:
@@ -97,16 +96,11 @@ def basis_step(M: Tensor, XS: Tensor, SS: Tensor, n_sweeps: int = 1) -> Tensor:
     return (new / norms).contiguous()
 
 
-def logit_steps(h: Tensor, labels: Tensor, teacher: Tensor, mix: float, scale: float, kappa: float = 1.0) -> Tensor:
-    """Return L after gradient steps from ``h`` on  J(L) + (kappa/2)|L - h|^2.
-
-    J = (1 - mix) * cross-entropy to ``labels`` (-1: unknown) + (mix/2) |(L - teacher) / scale|^2.
-    """
-    step = 1.0 / (kappa + (1 - mix) * 0.5 + mix / scale**2)
+def logit_steps(h: Tensor, labels: Tensor, kappa: float = 1.0) -> Tensor:
+    """Return L after gradient steps from ``h`` on  J(L) + (kappa/2)|L - h|^2,  J the cross-entropy (-1: no label)."""
     hot = torch.nn.functional.one_hot(labels.clamp_min(0), h.shape[1]).to(h)
     known = (labels >= 0).to(h)[:, None]
     L = h
     for _ in range(LOGIT_STEPS):
-        slope = (1 - mix) * known * (L.softmax(1) - hot) + mix / scale**2 * (L - teacher)
-        L = L - step * (slope + kappa * (L - h))
+        L = L - (known * (L.softmax(1) - hot) + kappa * (L - h)) / (kappa + 0.5)
     return L
