@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from auditor.explainer import Progress, silent
 from auditor.measure import Measure, of_items, skipped
+from auditor.model_stability import model_stability
 from auditor.subject import Subject
 from auditor.subject_graph import graph_of
 from auditor.weight_layers import weight_layers
@@ -33,7 +34,8 @@ def model_metrics(
         progress("weights of every layer", done, len(layers))
         found |= {f"model/{layer.name}/{k}": m for k, m in weight_metrics(layer.rows, seed=seed).items()}
     progress("weights of every layer", len(layers), len(layers))
-    return found
+    stable = model_stability(subject, images, seed=seed, progress=progress)
+    return found | {f"model/{k}": m for k, m in stable.items()}
 
 
 def _quality(subject: Subject, images: Tensor, labels: Tensor | None, seed: int) -> dict[str, Measure]:
