@@ -27,7 +27,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	rm -rf .types && mkdir -p .types/auditor && ln -s $(CURDIR)/auditor/* .types/auditor/
 	for part in kernels plugins service; do if [ -d $$part ]; then ln -s $(CURDIR)/$$part .types/auditor/$$part; fi; done
-	cd .types && ../$(BIN)/mypy --config-file ../pyproject.toml -p auditor
+	cd .types && ../$(BIN)/mypy --cache-dir ../.mypy_cache --config-file ../pyproject.toml -p auditor
 
 clean:
 	rm -rf .venv .types demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from auditor.audit import Audit, AuditConfig, audit
     from auditor.data import Data, open_data
     from auditor.errors import AuditError
     from auditor.explainer import Explainer, fit
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from auditor.tree import TreeExplainer
 
 _HOME = {
+    "Audit": "audit",
+    "AuditConfig": "audit",
     "AuditError": "errors",
     "Concept": "explanation",
     "Data": "data",
@@ -26,11 +29,14 @@ _HOME = {
     "NmfExplainer": "nmf",
     "Subject": "subject",
     "TreeExplainer": "tree",
+    "audit": "audit",
     "fit": "explainer",
     "open_data": "data",
 }
 
 __all__ = [
+    "Audit",
+    "AuditConfig",
     "AuditError",
     "Concept",
     "Data",
@@ -39,6 +45,7 @@ __all__ = [
     "NmfExplainer",
     "Subject",
     "TreeExplainer",
+    "audit",
     "fit",
     "open_data",
 ]

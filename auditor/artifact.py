@@ -69,14 +69,14 @@ def seal(document: Mapping[str, Any]) -> bytes:
     return _canonical({**plain, "checksum": _sha(_canonical(plain))})
 
 
-def unseal(content: bytes, where: str) -> dict[str, Any]:
+def unseal(content: bytes, where: str, remedy: str = "attach the explainer again") -> dict[str, Any]:
     """Return a sealed document, or an error that names ``where`` when any byte of it is not what was written."""
     try:
         document = json.loads(content)
     except (UnicodeDecodeError, ValueError) as error:
         raise TamperError(f"{where} is not what was written: it is no longer JSON ({str(error)[:60]}).") from error
     if not isinstance(document, dict) or seal(document) != content:
-        raise TamperError(f"{where} is not what was written: its checksum does not match; attach the explainer again.")
+        raise TamperError(f"{where} is not what was written: its checksum does not match; {remedy}.")
     return document
 
 

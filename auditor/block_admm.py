@@ -12,7 +12,7 @@ is unstable:
   ("newton"), 1 / (beta_t + beta_{t+1} |W|^2) ("gradient"), backtracking for any other module; or as printed, "adam"
   and "sgd";
 * the dual is damped, halved when a residual grows for three epochs, and clipped at ten times the size of Z;
-* equation 4.7: a block whose relative residual exceeds a shrinking bound gets a larger penalty.
+* equation 4.7: when the relative residual of all blocks exceeds a shrinking bound, the penalty grows.
 
 With one step from a forward pass and no dual this is back-propagation with a scale per layer.
 """
@@ -48,6 +48,9 @@ class BlockAdmmConfig(BaseModel):
 
     loss: LossName = "squared"
     beta: float = Field(default=1.0, gt=0, description="Penalty of every coupling.")
+    beta_ratio: float = Field(
+        default=1.0, gt=0, description="beta_t / beta_{t+1}: stiffer couplings below keep Z_t from absorbing the error."
+    )
     batch: int = Field(default=128, ge=1, description="Samples per mini-batch.")
     optimizer: Literal["adam", "sgd"] = Field(default="adam", description="For the blocks.")
     lr: float = Field(default=1e-3, gt=0, description="Step size of the blocks (eta).")
@@ -62,12 +65,14 @@ class BlockAdmmConfig(BaseModel):
     )
     z_steps: int = Field(default=5, ge=1, description="Steps on every Z_t per visit.")
     start: Literal["forward", "kept"] = Field(default="forward", description="Where Z starts at each visit.")
+    carry: bool = Field(default=False, description="Carry what Z_{t-1} moved up through f_t: the residual of t stays.")
     dual_step: float = Field(default=0.1, ge=0, le=1.9, description="Damping of the dual; 0: penalty only, no duals.")
+    dual_decay: float = Field(default=0.0, ge=0, le=1, description="Share of U forgotten at each visit; 0: none.")
     dual_clip: float = Field(default=10.0, gt=0, description="Largest |U| in units of the root mean square of Z.")
     penalty_factor: float | None = Field(default=None, gt=0, lt=1, description="c of eq. 4.7: beta grows by 1/c.")
-    penalty_bound: float = Field(default=0.5, gt=0, description="First bound on a block's relative residual.")
+    penalty_bound: float = Field(default=0.5, gt=0, description="First bound on the relative residual.")
     penalty_decay: float = Field(default=0.95, gt=0, le=1, description="The bound shrinks by this every epoch.")
-    penalty_max: float = Field(default=100.0, gt=0, description="beta never grows beyond this.")
+    penalty_max: float = Field(default=100.0, gt=0, description="The last beta never grows beyond this.")
     average: float = Field(default=0.0, ge=0, lt=1, description="Decay of a running average of the weights; 0: none.")
     workers: int = Field(default=1, ge=1, description="Blocks updated at the same time: threads, or streams on a GPU.")
     variables: Path | None = Field(default=None, description="Folder for the variables, as mapped files.")
@@ -102,7 +107,7 @@ class BlockAdmm:
         self.variables = Variables(len(x), kept, x, config.variables)
         self.maps: list[Calculus] = [calculus_of(block) for block in self.blocks]
         self.optimizers = [optimizer_of(block, config) for block in self.blocks]
-        self.beta = [config.beta] * len(self.blocks)
+        self.beta = [config.beta * config.beta_ratio**t for t in reversed(range(len(self.blocks)))]
         self.watch = Watch(WHERE, config.dual_step)
         self.keeper = Keeper(self.blocks)
         self.generator = torch.Generator().manual_seed(config.seed)
@@ -153,7 +158,7 @@ class BlockAdmm:
                     torch._foreach_lerp_(self.mean_weights, [p.detach() for p in self._parameters()], 1 - keep)
         counts = torch.tensor([n * math.prod(s) for s in self._shapes()], dtype=torch.float64, device=total.device)
         residuals = tuple((total / counts).sqrt().tolist())
-        relative = (total / size.clamp(min=1e-30)).sqrt().tolist()
+        relative = float((total.sum() / size.sum().clamp(min=1e-30)).sqrt())  # |h| of eq. 4.7, free of the scale of Z
         mean_loss = float(loss) / n
         self.watch.judge(epoch, mean_loss, residuals)
         cycle = Cycle(epoch, mean_loss, residuals, tuple(self.beta), self.watch.dual_step)
@@ -164,37 +169,46 @@ class BlockAdmm:
         """Run one mini-batch; return the chained loss, and per block the sums of squares of residual and variable."""
         cfg, maps, beta, T = self.config, self.maps, self.beta, len(self.maps)
         x, y = self.x[rows], self.y[rows]
-        outs = [x]  # the chained forward pass
-        for f in maps:
-            outs.append(f.out(outs[-1]))
-        loss = self.loss.value(outs[-1], y).double()
         U = [self.variables.read(f"U{t}", rows) if f"U{t}" in self.variables else None for t in range(1, T + 1)]
-        if "Z1" in self.variables:
-            Z = [x, *(self.variables.read(f"Z{t}", rows) for t in range(1, T + 1))]
-            outs = [x, *(f.out(z) for f, z in zip(maps, Z[:-1], strict=True))]
-        else:
-            Z = list(outs)
-        near = [out if u is None else out - u for out, u in zip(outs[1:], U, strict=True)]
+        first = maps[0].out(x)  # X does not move, so neither does f_1(X) until Theta_1 does
+        Z, near = [x], []  # near: f_t(Z_{t-1}) - U_t, what the lower term pulls Z_t to
+        for t, (f, u) in enumerate(zip(maps, U, strict=True), 1):
+            made = first if t == 1 else f.out(Z[-1])
+            near.append(made if u is None else made - u)
+            # from the chained pass less the duals every coupling term is zero, and only J moves the variables
+            Z.append(self.variables.read(f"Z{t}", rows) if "Z1" in self.variables else near[-1])
+        loss = self.loss.value(self._chained(first) if len(self.variables) else near[-1], y).double()
         Z[T] = self.loss.prox(near[-1], y, beta[-1])
         for t in range(T - 1, 0, -1):
             above = U[t]
             aim = Z[t + 1] if above is None else Z[t + 1] + above
             Z[t] = self.steps[t].descend(Z[t], near[t - 1], aim, beta[t - 1], beta[t], self.batches)
+        known: list[Tensor | None] = [first] + [None] * (T - 1)  # f_t(Z_{t-1}) where it is at hand
+        if cfg.carry:
+            for t in range(2, T + 1):
+                made, u = maps[t - 1].out(Z[t - 1]), U[t - 1]
+                Z[t] = Z[t] + made - (near[t - 1] if u is None else near[t - 1] + u)
+                known[t - 1] = made
         aims = [z if u is None else z + u for z, u in zip(Z[1:], U, strict=True)]
-        reuse = outs[1] if cfg.theta_steps == 1 else None  # X does not move, so neither has f_1(X)
-        made = list(each(self._learn, range(T), Z[:-1], aims, [reuse] + [None] * (T - 1)))
+        outs = list(each(self._learn, range(T), Z[:-1], aims, known if cfg.theta_steps == 1 else [None] * T))
         if self.config.dual_step:
-            made = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
-        residual = [z - out for z, out in zip(Z[1:], made, strict=True)]
+            outs = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
+        residual = [z - out for z, out in zip(Z[1:], outs, strict=True)]
         for t, (u, r) in enumerate(zip(U, residual, strict=True), 1):
             if u is not None:
                 limit = cfg.dual_clip * Z[t].square().mean().sqrt()
-                u = u.add_(r, alpha=self.watch.dual_step).clamp_(-limit, limit)
+                u = u.mul_(1 - cfg.dual_decay).add_(r, alpha=self.watch.dual_step).clamp_(-limit, limit)
                 self.variables.write(f"U{t}", rows, u)
             if f"Z{t}" in self.variables:
                 self.variables.write(f"Z{t}", rows, Z[t])
         squares = torch.stack([r.square().sum() for r in residual]).double()
         return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
+
+    def _chained(self, z: Tensor) -> Tensor:
+        """Return the plain forward pass from the first block's output: what the loss is told of."""
+        for f in self.maps[1:]:
+            z = f.out(z)
+        return z
 
     def _learn(self, t: int, z: Tensor, aim: Tensor, out: Tensor | None) -> Tensor:
         stream = torch.cuda.Stream() if z.is_cuda and self.config.workers > 1 else None  # type: ignore[no-untyped-call]
@@ -221,17 +235,17 @@ class BlockAdmm:
                 for group in optimizer.param_groups:
                     group["lr"] = cfg.lr * factor
 
-    def _adapt_penalty(self, epoch: int, relative: Sequence[float]) -> None:
+    def _adapt_penalty(self, epoch: int, relative: float) -> None:
         cfg = self.config
         if cfg.penalty_factor is None:
             return
         bound = cfg.penalty_bound * cfg.penalty_decay ** (epoch - 1)
-        for t, r in enumerate(relative):
-            new = min(self.beta[t] / cfg.penalty_factor, cfg.penalty_max)
-            if r > bound and new > self.beta[t]:
-                if f"U{t + 1}" in self.variables:
-                    self.variables[f"U{t + 1}"].mul_(self.beta[t] / new)  # the multiplier beta U stays
-                self.beta[t] = new
+        grown = min(1 / cfg.penalty_factor, cfg.penalty_max / self.beta[-1])
+        if relative > bound and grown > 1:
+            self.beta = [beta * grown for beta in self.beta]
+            for name in self.variables:
+                if name.startswith("U"):
+                    self.variables[name].mul_(1 / grown)  # the multipliers beta U stay
 
     def _fill(self) -> None:
         for rows in torch.split(torch.arange(len(self.x)), 2048):

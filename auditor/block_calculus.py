@@ -54,10 +54,12 @@ class AutogradCalculus(Calculus):
         return out.detach(), grad
 
     def learn(self, z: Tensor, target: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-        """Set the parameters' gradients."""
+        """Set the parameters' gradients; here alone batch norm updates its statistics and dropout drops."""
         parameters = [p for p in self.block.parameters() if p.requires_grad]
+        self.block.train()
         with torch.enable_grad():
             made = self.block(z.detach().clone())
+            self.block.eval()
             if parameters:
                 loss = 0.5 * scale * (made - target).square().sum()
                 grads = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -40,6 +40,9 @@ class Variables:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
+    def __len__(self) -> int:
+        return len(self._tensors)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -134,22 +135,30 @@ class CoupledExplainer(Explainer):
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the shared concepts; contributions add up to the target's logit."""
-        self._check(subject)
-        found: list[Explanation] = []
-        for part in torch.split(subject.pixels(images), self.config.batch_size):
-            with torch.no_grad():
-                logits, taken = subject.run(part, self._layers())
-            found.extend(self._explain(subject, part, logits, taken, target))
-        return found
+        return self._explain_by_passes(subject, images, target)
 
     def latent(self, subject: Subject, images: Any, blocks: list[str] | None = None) -> Tensor:
         """Return f (concepts, images) of new images, from all blocks or from those named only."""
         self._check(subject)
         with torch.no_grad():
             x = subject.pixels(images)
-            logits, taken = subject.run(x, self._layers())
+            logits, taken = subject.run(x, self.layers())
             rows = self._rows(subject, x, logits, taken)
         return self._project(rows, blocks)
+
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the explained layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        found = []
+        with torch.no_grad():
+            for x in torch.split(subject.pixels(images), self.config.batch_size):
+                logits, taken = subject.run(x, self.layers())
+                z = taken[self.layer_]
+                f = self._project(self._rows(subject, x, logits, taken))
+                layout, W = self._explained_basis(subject)
+                z_hat = layout.from_positions(W.to(z) @ f.T.unsqueeze(-1).to(z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
 
     def neighbours(self, f: Tensor, n: int = 30) -> Neighbours:
         """Return the fitted examples nearest to one latent vector, with their concept distribution."""
@@ -191,10 +200,11 @@ class CoupledExplainer(Explainer):
         """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
         return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
 
-    def _layers(self) -> list[str]:
+    def layers(self) -> list[str]:
+        """Return the layers of all blocks."""
         return [b.layer for b in self.blocks_ if b.layer is not None]
 
-    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: dict[str, Tensor]) -> list[Tensor]:
+    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
         rows = []
         for b in self.blocks_:
@@ -243,7 +253,7 @@ class CoupledExplainer(Explainer):
                 if not bool(keep.any()):
                     continue
                 batch = whole.take(keep)
-                logits, taken = subject.run(batch.images, self._layers())
+                logits, taken = subject.run(batch.images, self.layers())
                 rows = self._rows(subject, batch.images, logits, taken)
                 hold = torch.arange(n_taken, n_taken + len(batch)) % cfg.held_out_every == cfg.held_out_every - 1
                 n_taken += len(batch)
@@ -316,22 +326,31 @@ class CoupledExplainer(Explainer):
         layout = WholeLayout(full.name, full.channels, full.grid, full.prefix)
         return layout, unpooled(self.P_[i] * b.scale, b.channels, b.grid, full.grid)
 
-    def _explain(
-        self, subject: Subject, x: Tensor, logits: Tensor, taken: dict[str, Tensor], target: int | str | None
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
     ) -> list[Explanation]:
+        """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
-        z = taken[self.layer_]
-        f = self._project(self._rows(subject, x, logits, taken))
+        z = activations[self.layer_]
+        f = self._project(self._rows(subject, images, logits, activations))
         layout, W = self._explained_basis(subject)
         W = W.to(z)
-        targets = self._targets(subject, logits, target)
-        c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), targets)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        chosen = self._targets(subject, logits, targets)
+        c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), chosen)
+        predictions, wanted = class_scores(logits, subject.class_names, chosen)
         positions = subject.layout(self.layer_).to_positions(z)  # (batch, channels, positions)
         agree = torch.einsum("ncp,cpk->nkp", positions, W.reshape(*positions.shape[1:], -1)).clamp_min(0)
         heat = agree * f.T.unsqueeze(-1).to(z)  # where the image's activation agrees with the concept's factor
         found = []
-        for i in range(len(targets)):
+        for i in range(len(chosen)):
             near = neighbours(f[:, i], self.F_)
             concepts = tuple(
                 Concept(

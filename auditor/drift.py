@@ -25,7 +25,7 @@ from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.explainer import Progress, silent
 from auditor.harvest import Reservoir, as_columns, harvest
 from auditor.kernels.nmf import Factorization, factorize
-from auditor.kernels.projection import project
+from auditor.kernels.projection import prepare, project_images
 from auditor.kernels.similarity import linear_cka
 from auditor.matching import Match, match_columns
 from auditor.subject import Subject
@@ -230,23 +230,24 @@ def _profiles(
     progress: Progress,
 ) -> tuple[list[Tensor], Tensor]:
     """Return each fit's mean scores (images, concepts), and the best fit's mean contribution (concepts, classes)."""
-    layout = subject.layout(layer)
+    layout, ready = subject.layout(layer), [prepare(W) for W in bases]
     parts: list[list[Tensor]] = [[] for _ in bases]
     total = torch.zeros(bases[0].shape[1], subject.n_classes, dtype=torch.float64)
     seen = torch.zeros(subject.n_classes, dtype=torch.float64)
     for batch, _, logits, z in harvest(subject, data, layer, batch_size=batch_size, every=2, progress=progress):
-        columns = as_columns(layout, z)
-        scores = [project(columns, W.to(z)).reshape(W.shape[1], len(batch), -1) for W in bases]
+        positions = layout.to_positions(z)
+        scores = [project_images(positions, basis) for basis in ready]
         for kept, S in zip(parts, scores, strict=True):
-            kept.append(S.mean(-1).T.cpu())
+            kept.append(S.mean(-1).cpu())
         room = max_eval - int(seen.sum())
         if room > 0:
             with torch.no_grad():
                 said = reference.logits(batch.images).argmax(1).cpu()
             targets = torch.where(batch.labels >= 0, batch.labels, said)[:room]
             n = len(targets)
-            S = scores[best].permute(1, 0, 2)[:n].contiguous()
-            c = contributions(subject, layer, layout, z[:n], logits[:n], bases[best].to(z), S, targets.tolist())
+            c = contributions(
+                subject, layer, layout, z[:n], logits[:n], bases[best].to(z), scores[best][:n], targets.tolist()
+            )
             total.index_add_(1, targets, c.contributions.T.cpu())
             seen += targets.bincount(minlength=subject.n_classes)
     return [torch.cat(kept) for kept in parts], total / seen.clamp_min(1)

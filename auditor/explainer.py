@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -79,6 +79,51 @@ class Explainer(ABC):
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image; ``target`` is a class; default: the one fitted for, else the prediction."""
 
+    def layers(self) -> list[str]:
+        """Return the layers whose activations ``explain_from`` reads; none where it runs the subject itself."""
+        return []
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Explain pixels whose logits and ``layers`` a shared pass has already given; None is the default target.
+
+        Gives what ``explain`` gives, row by row, and without ``heatmaps`` may leave those out. A kind that does not
+        read layers explains the rows of each target in one call.
+        """
+        found: dict[int, Explanation] = {}
+        for target in dict.fromkeys(targets):
+            rows = [i for i, t in enumerate(targets) if t == target]
+            found.update(zip(rows, self.explain(subject, images[rows], target, **options), strict=True))
+        return [found[i] for i in range(len(targets))]
+
+    def _explain_by_passes(self, subject: Subject, images: Any, target: int | str | None) -> list[Explanation]:
+        """Explain by a pass of one's own per batch, for kinds that read layers."""
+        self._check(subject)
+        asked = None if target is None else subject.class_index(target)
+        found: list[Explanation] = []
+        for part in torch.split(subject.pixels(images), self.config.batch_size):
+            with torch.no_grad():
+                logits, taken = subject.run(part, self.layers())
+            found.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
+        return found
+
+    def can_explain(self, target: int) -> bool:
+        """Whether there is an explanation of this class."""
+        return True
+
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor | None:
+        """Return the logits (batch, classes) when the explanation stands in for the model; None: only the target's."""
+        return None
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """Return the learned tensors."""
@@ -112,12 +157,13 @@ class Explainer(ABC):
                 f"this model has {subject.digest[:12]}; fit it to this model."
             )
 
-    def _targets(self, subject: Subject, logits: Tensor, target: int | str | None) -> list[int]:
+    def _targets(self, subject: Subject, logits: Tensor, target: int | str | Sequence[int | None] | None) -> list[int]:
         """Return the class to explain per row: the one asked for, else the one fitted for, else the prediction."""
-        chosen = target if target is not None else self.config.target
-        if chosen is None:
-            return [int(i) for i in logits.argmax(1)]
-        return [subject.class_index(chosen)] * len(logits)
+        asked = [target] * len(logits) if target is None or isinstance(target, (int, str)) else target
+        default = self.config.target
+        chosen = [default if t is None else t for t in asked]
+        predicted: list[int] = logits.argmax(1).tolist()
+        return [p if t is None else subject.class_index(t) for t, p in zip(chosen, predicted, strict=True)]
 
     def save(self, folder: str | Path) -> str:
         """Write the artifact and return its digest; the same seed and input give the same bytes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -23,7 +24,7 @@ from auditor.explanation import Concept, Explanation, class_scores
 from auditor.gallery import Gallery
 from auditor.harvest import Reservoir, as_columns, harvest
 from auditor.kernels.nmf import Factorization, factorize
-from auditor.kernels.projection import project
+from auditor.kernels.projection import Basis, prepare, project, project_images
 from auditor.layers import Layout
 from auditor.matching import match_columns
 from auditor.subject import Subject
@@ -64,6 +65,7 @@ class NmfExplainer(Explainer):
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted; 0 where it never was
     signed_: bool
     gallery_: Gallery
+    _ready: tuple[Tensor, Basis] | None = None  # the basis made ready for projection, and the W it was made of
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
         """Fit the basis on the data; every n-th image is held out for the metrics."""
@@ -107,26 +109,41 @@ class NmfExplainer(Explainer):
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the concepts of the basis; contributions add up to the target's logit."""
-        self._check(subject)
-        assert self.layer_ is not None
-        layout = subject.layout(self.layer_)
-        x = subject.pixels(images)
-        found: list[Explanation] = []
-        for part in torch.split(x, self.config.batch_size):
-            with torch.no_grad():
-                logits, taken = subject.run(part, [self.layer_])
-            found.extend(self.explain_activations(subject, layout, logits, taken[self.layer_], target))
-        return found
+        return self._explain_by_passes(subject, images, target)
 
-    def explain_activations(
-        self, subject: Subject, layout: Layout, logits: Tensor, z: Tensor, target: int | str | None = None
+    def layers(self) -> list[str]:
+        """Return the one layer of the basis."""
+        assert self.layer_ is not None
+        return [self.layer_]
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
     ) -> list[Explanation]:
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
-        targets = self._targets(subject, logits, target)
-        S = self.scores(layout, z)
+        layout, z = subject.layout(self.layer_), activations[self.layer_]
+        return self.explain_scores(subject, logits, z, self.scores(layout, z), self._targets(subject, logits, targets))
+
+    def explain_scores(
+        self, subject: Subject, logits: Tensor, z: Tensor, S: Tensor, targets: list[int]
+    ) -> list[Explanation]:
+        """Explain from scores S (batch, concepts, positions) that are already known."""
+        assert self.layer_ is not None
+        layout = subject.layout(self.layer_)
         c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets)
         predictions, wanted = class_scores(logits, subject.class_names, targets)
+        maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
+        # whole tensors become lists at once: number by number costs more than the mathematics
+        biases, residuals, errors = c.bias.tolist(), c.residual.tolist(), c.error.tolist()
+        means, parts = S.mean(-1).tolist(), c.contributions.tolist()
         return [
             Explanation(
                 kind=self.kind,
@@ -134,27 +151,39 @@ class NmfExplainer(Explainer):
                 prediction=predictions[i],
                 target=wanted[i],
                 target_value=wanted[i].logit,
-                bias=float(c.bias[i]),
-                residual=float(c.residual[i]),
+                bias=biases[i],
+                residual=residuals[i],
                 concepts=tuple(
                     Concept(
                         index=k,
                         label=self.label(k),
-                        activation=float(S[i, k].mean()),
-                        contribution=float(c.contributions[i, k]),
-                        heatmap=S[i, k].reshape(layout.grid).cpu(),
+                        activation=means[i][k],
+                        contribution=parts[i][k],
+                        heatmap=maps[i, k],
                     )
                     for k in range(S.shape[1])
                 ),
-                extra={"integration_error": float(c.error[i])},
+                extra={"integration_error": errors[i]},
             )
             for i in range(len(targets))
         ]
 
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        layout, found = subject.layout(self.layer_), []
+        with torch.no_grad():
+            for part in torch.split(subject.pixels(images), self.config.batch_size):
+                z = subject.activations(part, [self.layer_])[self.layer_]
+                z_hat = layout.from_positions(self.W_.to(z) @ self.scores(layout, z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
+
     def scores(self, layout: Layout, z: Tensor) -> Tensor:
         """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
-        S = project(as_columns(layout, z), self.W_.to(z))
-        return S.reshape(S.shape[0], z.shape[0], -1).permute(1, 0, 2).contiguous()
+        if self._ready is None or self._ready[0] is not self.W_:
+            self._ready = self.W_, prepare(self.W_)
+        return project_images(layout.to_positions(z), self._ready[1])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return basis, importance, contributions by class and the gallery's crops."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from auditor.errors import DataError, NumericsError, ShapeError
 
-GROWTH = 100.0  # a residual this many times its lowest has run away
+GROWTH = 10.0  # a residual this many times what it was in the first cycles has run away
 PATIENCE = 3  # cycles in a row that a residual may grow before the dual step is halved
 
 
@@ -126,7 +127,9 @@ class Watch:
 
     def __init__(self, where: str, dual_step: float = 0.0) -> None:
         self.where, self.dual_step = where, dual_step
-        self._lowest: list[float] = []
+        self._least = dual_step / 8  # a dual that stands still would leave a gap for ever
+        self._early: list[float] = []  # the largest of the first cycles
+        self._seen = 0
         self._before: list[float] = []
         self._grown: list[int] = []
 
@@ -138,28 +141,29 @@ class Watch:
                 f"{self.where}: the {what} was not finite in epoch {epoch}; the blocks hold the last good state. "
                 "Lower the learning rate or raise beta."
             )
-        if not self._lowest:
-            self._lowest, self._before = list(residuals), list(residuals)
-            self._grown = [0] * len(residuals)
-            return
+        self._seen += 1
+        if not self._before:
+            self._early, self._before, self._grown = list(residuals), list(residuals), [0] * len(residuals)
         for t, r in enumerate(residuals):
+            if self._seen <= PATIENCE:
+                self._early[t] = max(self._early[t], r)
             self._grown[t] = self._grown[t] + 1 if r > self._before[t] * 1.001 else 0
-            self._before[t], self._lowest[t] = r, min(self._lowest[t], r)
-            if self._grown[t] and r > GROWTH * max(self._lowest[t], 1e-6):
+            self._before[t] = r
+            if self._grown[t] and r > GROWTH * max(self._early[t], 1e-6):
                 raise NumericsError(
-                    f"{self.where}: the residual of block {t + 1} grew from {self._lowest[t]:.3g} to {r:.3g} by epoch "
+                    f"{self.where}: the residual of block {t + 1} grew from {self._early[t]:.3g} to {r:.3g} by epoch "
                     f"{epoch}; the blocks hold the last good state. Lower the dual step or the learning rate."
                 )
         if self._grown and max(self._grown) >= PATIENCE:
-            self.dual_step /= 2
+            self.dual_step = max(self.dual_step / 2, self._least)
             self._grown = [0] * len(residuals)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of it."""
-        return {"dual_step": self.dual_step, "lowest": self._lowest, "before": self._before, "grown": self._grown}
+        kept = {"dual_step": self.dual_step, "early": self._early, "before": self._before, "grown": self._grown}
+        return {**kept, "seen": self._seen}
 
-    def from_json(self, kept: dict[str, object]) -> None:
+    def from_json(self, kept: dict[str, Any]) -> None:
         """Take back what ``to_json`` gave."""
-        self.dual_step = float(kept["dual_step"])  # type: ignore[arg-type]
-        self._lowest, self._before = list(kept["lowest"]), list(kept["before"])  # type: ignore[call-overload]
-        self._grown = list(kept["grown"])  # type: ignore[call-overload]
+        self.dual_step, self._seen = float(kept["dual_step"]), int(kept["seen"])
+        self._early, self._before, self._grown = list(kept["early"]), list(kept["before"]), list(kept["grown"])

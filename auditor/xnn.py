@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -111,17 +112,34 @@ class XnnExplainer(Explainer):
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by x-features; their contributions, bias and residual add up to the target's logit."""
-        self._check(subject)
+        return self._explain_by_passes(subject, images, target)
+
+    def layers(self) -> list[str]:
+        """Return the one layer that the heads read."""
         assert self.layer_ is not None
-        x = subject.pixels(images)
-        found: list[Explanation] = []
-        for part in torch.split(x, self.config.batch_size):
-            with torch.no_grad():
-                logits, taken = subject.run(part, [self.layer_])
-            targets = self._targets(subject, logits, target)
-            rows = [self._row(subject, k) for k in targets]
-            found.extend(self._explained(subject, part, logits, taken[self.layer_], targets, rows))
-        return found
+        return [self.layer_]
+
+    def can_explain(self, target: int) -> bool:
+        """Whether there is a head for this class."""
+        return target in self.classes_
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Explain from logits and activations that a shared pass has already given."""
+        assert self.layer_ is not None
+        z = activations[self.layer_]
+        with torch.no_grad():
+            E = self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
+        return self.explain_features(subject, images, logits, z, E, self._targets(subject, logits, targets), heatmaps)
 
     def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
         """Return the heatmaps of all x-features of one class on pixels ``x``."""
@@ -201,25 +219,37 @@ class XnnExplainer(Explainer):
             )
         return self.classes_.index(k)
 
-    def _explained(
-        self, subject: Subject, x: Tensor, logits: Tensor, z: Tensor, targets: list[int], rows: list[int]
+    def explain_features(
+        self,
+        subject: Subject,
+        x: Tensor,
+        logits: Tensor,
+        z: Tensor,
+        E: Tensor,
+        targets: list[int],
+        heatmaps: bool = True,
     ) -> list[Explanation]:
+        """Explain from x-features E (classes, batch, features, cells) that are already known."""
+        rows = [self._row(subject, k) for k in targets]
         with torch.no_grad():
-            E = self.heads_.encode(_channels_first(z, self.layout_).float().cpu()).double()
-            v, c = self.heads_.v.double(), self.heads_.c.double()
-            parts = (E * v.unsqueeze(1)).sum(-1)
+            mine = E[rows, list(range(len(rows)))].double()  # (batch, features, cells) of each image's own class
+            parts = (mine * self.heads_.v[rows].double()).sum(-1)
+            biases = self.heads_.c[rows].double()
+            sums: list[float] = (biases + parts.sum(1)).tolist()
+        activations, contributions, bias = mine.mean(-1).tolist(), parts.tolist(), biases.tolist()
         predictions, wanted = class_scores(logits, subject.class_names, targets)
-        pictures = self._pictures(subject, x, z, targets)
+        pictures = self._pictures(subject, x, z, targets) if heatmaps else dict.fromkeys(targets, (None, "", []))
         found = []
         for i, (k, row) in enumerate(zip(targets, rows, strict=True)):
-            ybar = float(c[row] + parts[row, i].sum())
-            maps, note, j = pictures[k][0], pictures[k][1], pictures[k][2].index(i)
+            ybar = sums[i]
+            maps, note = pictures[k][0], pictures[k][1]
+            j = 0 if maps is None else pictures[k][2].index(i)
             concepts = tuple(
                 Concept(
                     index=f,
                     label=self.label(f),
-                    activation=float(E[row, i, f].mean()),
-                    contribution=float(parts[row, i, f]),
+                    activation=activations[i][f],
+                    contribution=contributions[i][f],
                     heatmap=None if maps is None else maps.heatmap(j, f),
                     note=self._note(maps, j, f, row) or note,
                 )
@@ -232,7 +262,7 @@ class XnnExplainer(Explainer):
                     prediction=predictions[i],
                     target=wanted[i],
                     target_value=wanted[i].logit,
-                    bias=float(c[row]),
+                    bias=bias[i],
                     residual=wanted[i].logit - ybar,
                     concepts=concepts,
                     extra={"ybar": ybar},

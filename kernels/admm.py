@@ -48,14 +48,12 @@ def solve_activations(W: Tensor, T: Tensor, P: Tensor, beta: float, gamma: float
 
 def spd_solve(gram: Tensor, right: Tensor, ridge: float | Tensor) -> Tensor:
     """Return (gram + ridge I)^-1 right by Cholesky, with a floor of 1e-8 of the mean diagonal."""
-    n = len(gram)
-    floor = 1e-8 * gram.diagonal().mean().clamp(min=1e-30)
-    lifted = gram + (ridge + floor) * torch.eye(n, dtype=gram.dtype, device=gram.device)
+    lift = ridge + 1e-8 * gram.diagonal().mean().clamp(min=1e-30)
+    lifted = gram.clone()
+    lifted.diagonal().add_(lift)
     factor, failed = torch.linalg.cholesky_ex(lifted)
-    if int(failed):  # rounding ate the floor: float64 has room
-        lifted, right64 = lifted.double(), right.double()
-        slow: Tensor = torch.linalg.solve(lifted, right64)
-        return slow.to(right.dtype)
+    if int(failed) and gram.dtype != torch.float64:  # rounding ate the floor: float64 has room
+        return spd_solve(gram.double(), right.double(), ridge).to(right.dtype)
     return torch.cholesky_solve(right, factor)
 
 
@@ -68,11 +66,17 @@ def squared_prox(y: Tensor, v: Tensor, beta: float) -> Tensor:
     return (y + beta * v) / (1 + beta)
 
 
-def cross_entropy_prox(labels: Tensor, v: Tensor, beta: float, steps: int = 60, tol: float = 1e-7) -> Tensor:
-    """Return logits near ``v`` (samples, classes) that favour ``labels`` (samples,)."""
+def cross_entropy_prox(
+    labels: Tensor, v: Tensor, beta: float, steps: int = 60, tol: float = 1e-7, start: Tensor | None = None
+) -> Tensor:
+    """Return logits near ``v`` (samples, classes) that favour ``labels`` (samples,).
+
+    From a ``start`` no sample ends above it: FISTA is not monotone, so a row that rose is put back.
+    """
     onehot = nf.one_hot(labels, v.shape[1]).to(v.dtype)
     length = 1 / (SOFTMAX_CURVATURE + beta)
-    z, ahead, momentum = v, v, 1.0
+    z = ahead = v if start is None else start
+    momentum = 1.0
     for _ in range(steps):
         grad = ahead.softmax(1) - onehot + beta * (ahead - v)
         new = ahead - length * grad
@@ -82,7 +86,14 @@ def cross_entropy_prox(labels: Tensor, v: Tensor, beta: float, steps: int = 60, 
         z, momentum = new, following
         if change < tol:
             break
-    return z
+    if start is None:
+        return z
+
+    def value(point: Tensor) -> Tensor:
+        own = nf.cross_entropy(point, labels, reduction="none")
+        return own + 0.5 * beta * (point - v).square().sum(1)
+
+    return torch.where((value(z) <= value(start))[:, None], z, start)
 
 
 def soft(W: Tensor, threshold: float | Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from auditor.plugins.audits import latest_audit, run_audit, run_gate
     from auditor.plugins.models import describe, load_subject, log_subject
     from auditor.plugins.registry import attach, detach, list_attached, load, verify
 
@@ -13,14 +14,29 @@ _HOME = {
     "attach": "registry",
     "describe": "models",
     "detach": "registry",
+    "latest_audit": "audits",
     "list_attached": "registry",
     "load": "registry",
     "load_subject": "models",
     "log_subject": "models",
+    "run_audit": "audits",
+    "run_gate": "audits",
     "verify": "registry",
 }
 
-__all__ = ["attach", "describe", "detach", "list_attached", "load", "load_subject", "log_subject", "verify"]
+__all__ = [
+    "attach",
+    "describe",
+    "detach",
+    "latest_audit",
+    "list_attached",
+    "load",
+    "load_subject",
+    "log_subject",
+    "run_audit",
+    "run_gate",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

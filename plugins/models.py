@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 SUBJECT_TAG = "auditor.subject"
 SUBJECT_FILE = "auditor/subject.json"
-NOT_THE_MODEL = {"explainers", "auditor"}
+NOT_THE_MODEL = {"explainers", "audits", "auditor"}
 
 
 def load_subject(

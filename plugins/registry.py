@@ -8,24 +8,21 @@ visible, after it everything is. Detaching removes the tag.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import tempfile
-import time
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
+from auditor.plugins.metrics_log import log_metrics
 from auditor.plugins.models import check_notes, load_subject
 from auditor.plugins.place import Place, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
     from auditor.explainer import Explainer
     from auditor.subject import Subject
-
-log = logging.getLogger(__name__)
 
 TAG = "auditor.explainer."
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -95,7 +92,12 @@ def attach(explainer: Explainer, uri: str, name: str | None = None, *, subject: 
         value = {"location": location, "kind": explainer.kind, "digest": digest, "time": stamp}
         set_tag(place, TAG + name, json.dumps(value, sort_keys=True))
     explainer.name = name
-    _log_metrics(place, explainer, name)
+    log_metrics(
+        place,
+        {f"explainer/{name}/{key}": float(value) for key, value in explainer.metrics.items()},
+        run_name=f"attach {name} to {place.name}/{place.version}",
+        data_digest=explainer.data_digest_,
+    )
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
 
@@ -219,32 +221,3 @@ def _download(place: Place, location: str, folder: Path) -> Path:
         except OSError as error:
             raise TamperError(f"{entry.path} of {place.label} cannot be read ({error.strerror or error}).") from error
     return folder / location
-
-
-def _log_metrics(place: Place, explainer: Explainer, name: str) -> None:
-    """Log the explainer's metrics against the logged model and the data set, in a run of their own."""
-    from mlflow import MlflowClient
-    from mlflow.entities import Metric
-    from mlflow.exceptions import MlflowException
-
-    now = int(time.time() * 1000)
-    data = explainer.data_digest_ or ""
-    metrics = [
-        Metric(
-            f"explainer/{name}/{key}",
-            float(value),
-            now,
-            0,
-            model_id=place.model_id,
-            dataset_name="auditor" if data else None,
-            dataset_digest=data[:32] or None,
-        )
-        for key, value in explainer.metrics.items()
-    ]
-    client = MlflowClient()
-    try:
-        run = client.create_run(place.experiment_id, run_name=f"attach {name} to {place.name}/{place.version}")
-        client.log_batch(run.info.run_id, metrics=metrics)
-        client.set_terminated(run.info.run_id)
-    except MlflowException as error:  # attached it is; only MLflow's own pages lack the numbers
-        log.warning("the metrics of %s were not logged to MLflow: %s", name, " ".join(str(error).split())[:160])

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
-from auditor.kernels.projection import project, project_by_passes
+from auditor.kernels.projection import Basis, prepare, project, project_by_passes, project_images
 
 
 def scipy_projection(X, W, l2=0.0):
@@ -80,3 +80,87 @@ def test_passes_alone_reach_the_active_set_answer():
     W[:, 6] = 0
     B, G = W.T @ X, W.T @ W
     torch.testing.assert_close(project_by_passes(B.clamp_min(0), B, G), project(X, W), rtol=0, atol=1e-6)
+
+
+def conditioned(channels, rank, smallest, seed):
+    """A basis of unit columns whose Gram matrix has eigenvalues down to about ``smallest``."""
+    g = torch.Generator().manual_seed(seed)
+    U, _, Vt = torch.linalg.svd(torch.randn(channels, rank, generator=g), full_matrices=False)
+    W = U @ torch.diag(torch.linspace(1, smallest**0.5, rank)) @ Vt
+    return W / W.norm(dim=0)
+
+
+@pytest.mark.parametrize("positions", [1, 15, 63, 64, 65, 200])
+@pytest.mark.parametrize(("channels", "rank"), [(13, 1), (17, 2), (70, 5), (130, 10), (65, 33)])
+def test_positions_side_by_side_equal_scipy(channels, rank, positions):
+    g = torch.Generator().manual_seed(positions)
+    W = conditioned(channels, rank, 0.25, seed=rank)
+    X = W @ torch.rand(rank, positions, generator=g) + 0.3 * torch.randn(channels, positions, generator=g)
+    basis = prepare(W)
+    assert basis.limit > 0  # or this would test the other way
+    want = scipy_projection(X, W)
+    assert 0 < (want > 0).mean() <= 1
+    np.testing.assert_allclose(project(X, basis).numpy(), want, rtol=0, atol=1e-5 * want.max())
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
+def test_scale_of_the_activations_does_not_matter(scale):
+    g = torch.Generator().manual_seed(0)
+    basis, X = prepare(conditioned(40, 6, 0.3, seed=1)), torch.rand(40, 70, generator=g)
+    torch.testing.assert_close(project(X * scale, basis) / scale, project(X, basis), rtol=1e-5, atol=1e-6)
+
+
+def test_what_passes_do_not_settle_goes_to_the_active_set():
+    """A limit no pass can meet sends every position there; the answer stays."""
+    g = torch.Generator().manual_seed(0)
+    W, X = conditioned(40, 6, 0.3, seed=1), torch.rand(40, 70, generator=g)
+    basis = prepare(W)
+    strict = Basis(**{**vars(basis), "limit": 1e-30})
+    torch.testing.assert_close(project(X, strict), project(X, basis), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(project(X, strict).numpy(), scipy_projection(X, W), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("smallest", [0.3, 0.01])
+@pytest.mark.parametrize(("images", "positions"), [(3, 49), (1, 17), (5, 16), (50, 64), (0, 9), (2, 0)])
+def test_images_equal_their_columns(images, positions, smallest):
+    g = torch.Generator().manual_seed(0)
+    basis = prepare(conditioned(30, 4, smallest, seed=1))
+    X = torch.rand(images, 30, positions, generator=g)
+    got = project_images(X, basis)
+    assert got.shape == (images, 4, positions)
+    for one, S in zip(X, got, strict=True):
+        torch.testing.assert_close(S, project(one, basis), rtol=1e-6, atol=1e-6)
+
+
+def test_basis_with_columns_of_any_length_and_one_dead():
+    W = conditioned(40, 6, 0.3, seed=1) * torch.tensor([1.0, 1e-3, 50.0, 1.0, 0.0, 2.0])
+    X = torch.rand(40, 70, generator=torch.Generator().manual_seed(0))
+    want = scipy_projection(X, W[:, [0, 1, 2, 3, 5]])
+    got = project(X, prepare(W))
+    assert got[4].abs().max() == 0
+    np.testing.assert_allclose(got[[0, 1, 2, 3, 5]].numpy(), want, rtol=0, atol=1e-5 * want.max())
+    dead = conditioned(40, 3, 0.3, seed=2)
+    dead[:, 1] = 0
+    assert prepare(dead).limit > 0
+    assert project(X, dead)[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("place", [0, 69])
+def test_one_bad_value_is_found(bad, place):
+    basis, X = prepare(conditioned(40, 6, 0.3, seed=1)), torch.rand(40, 70)
+    X[7, place] = bad
+    with pytest.raises(ValueError, match="must be finite"):
+        project(X, basis)
+
+
+def test_prepared_basis_refuses_other_shapes():
+    basis = prepare(torch.eye(3))
+    with pytest.raises(ValueError, match=r"got \(4, 2\) and \(3, 3\)"):
+        project(torch.ones(4, 2), basis)
+    with pytest.raises(ValueError, match=r"3 channels, positions\), got \(1, 4, 2\)"):
+        project_images(torch.ones(1, 4, 2), basis)
+    with pytest.raises(ValueError, match="W must be"):
+        prepare(torch.ones(3))
+    with pytest.raises(ValueError, match="must be finite"):
+        prepare(torch.full((3, 2), torch.nan))

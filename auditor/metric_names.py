@@ -1,0 +1,93 @@
+"""What every metric of an audit is called, in words a release engineer understands, and which names can exist."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+
+# metric: (title, sentence)
+WORDS: dict[str, tuple[str, str]] = {
+    "accuracy": ("accuracy", "share of labelled images the model gets right"),
+    "nll": ("log loss", "mean surprise at the true class; 0 is certain and right"),
+    "ece": ("calibration error", "mean gap between how sure the model is and how often it is right"),
+    "cross_entropy": ("log loss, chosen images", "mean surprise at the true class on the explained images"),
+    "worst_class_accuracy": ("accuracy of the worst class", "share of images right in the class that does worst"),
+    "verified": ("verified", "every byte of the explainer, and the model it was fitted to, are what was attached"),
+    "f_cls": ("class kept", "share of images whose class survives when the explanation stands in for the model"),
+    "f_reg": ("value missed", "mean distance between the value the concepts give and the model's own"),
+    "completeness_gap": ("completeness gap", "how far bias, contributions and residual miss the value they add up to"),
+    "residual_share": ("unexplained share", "part of the model's value that the concepts leave unexplained"),
+    "flip_area": ("pixel-flip area", "change of the probability while the least relevant cells turn to noise first"),
+    "deletion_area": ("deletion area", "change of the probability while the most relevant cells turn to noise first"),
+    "flip_gain": ("gain over a random map", "by how much the pixel-flip area beats a random map on the same image"),
+    "noise_c2": ("reaction to noise", "largest change of the contributions per small change of the image"),
+    "noise_similarity": ("alike under noise", "correlation of explanations before and after a little noise"),
+    "orthogonality": ("overlap of heatmaps", "how much heatmaps of different concepts repeat each other; 0 not at all"),
+    "locality": ("spread of heatmaps", "entropy of a heatmap over a 4 x 4 grid; small is one place"),
+    "randomisation": ("survives destroyed weights", "correlation with explanations of the model with shuffled weights"),
+    "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
+    "similarity": ("similarity of concepts", "mean correlation of matched concepts of the two versions"),
+    "null_low": ("re-fit noise", "similarity that re-fitting the same version falls below once in a hundred times"),
+    "alarm": ("drift alarm", "1 when the concepts changed beyond re-fitting noise"),
+    "born": ("new concepts", "concepts without a counterpart in the baseline"),
+    "died": ("lost concepts", "concepts of the baseline without a counterpart"),
+}
+
+MODEL = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy", "cross_entropy"})
+DRIFT = frozenset({"similarity", "null_low", "alarm", "born", "died"})
+EXPLAINER = frozenset(
+    {
+        *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
+        *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
+    }
+)
+DRIFT_DIRECTION = {"similarity": "up", "null_low": "none", "alarm": "down", "born": "down", "died": "down"}
+
+
+def split(name: str) -> tuple[str, str, str]:
+    """Return family, owner (layer, explainer or nothing) and metric of a name.
+
+    >>> split("explainer/concepts/f_cls"), split("model/accuracy"), split("model/layer4.0/sparsity")
+    (('explainer', 'concepts', 'f_cls'), ('model', '', 'accuracy'), ('model', 'layer4.0', 'sparsity'))
+    """
+    family, _, rest = name.partition("/")
+    if family == "explainer":
+        owner, _, metric = rest.partition("/")
+        return family, owner, metric
+    head, slash, tail = rest.rpartition("/")
+    if family == "model" and slash and head != "accuracy":
+        return family, head, tail
+    return family, "", rest
+
+
+def words(name: str) -> tuple[str, str]:
+    """Return title and sentence of a metric; an unknown one is its own title.
+
+    >>> words("model/accuracy/7")[0]
+    'accuracy of class 7'
+    """
+    _, _, metric = split(name)
+    base, _, detail = metric.partition("/")
+    if base == "accuracy" and detail:
+        return f"accuracy of class {detail}", "share of images of this class that are right"
+    if base == "randomisation" and detail:
+        return f"survives shuffling down to {detail}", "the same with this layer and all above it shuffled"
+    if base == "cka":
+        return f"likeness of layer {detail}", "linear CKA of the layer in both versions; 1 is the same"
+    return WORDS.get(base, (base.replace("_", " "), ""))
+
+
+def can_exist(name: str, explainers: Collection[str]) -> bool:
+    """Whether an audit could have measured a metric of this name, with these explainers attached."""
+    family, owner, metric = split(name)
+    base = metric.partition("/")[0]
+    if family == "explainer":
+        return owner in explainers and base in EXPLAINER
+    if family == "drift":
+        return base in DRIFT or base == "cka"
+    return family == "model" and not owner and base in MODEL
+
+
+def nearest(name: str, names: Collection[str]) -> list[str]:
+    """Return up to three known names that look like a wrong one."""
+    return get_close_matches(name, sorted(names), n=3, cutoff=0.5)

@@ -1,0 +1,274 @@
+"""Server: MLflow's own server with an Audits page at ``/auditor``: ``mlflow server --app-name auditor``.
+
+The page only reads. Its routes stand inside MLflow's application, behind MLflow's Host and origin checks, and all they
+show comes through MLflow's REST interface with the caller's own credentials (``server_store``). Text is escaped by the
+templates, no inline script can run, and a stored report is shown only after its digest was checked, in a sandbox
+without scripts, forms or an origin.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from auditor.errors import AuditError
+from auditor.plugins.comparison import compare
+from auditor.plugins.page_text import environment
+from auditor.plugins.server_store import Refused, ServerStore, mlflow_link
+from auditor.plugins.stored import Memory, check_explainer, read_audit, read_report
+from auditor.plugins.version_card import VersionCard, version_card
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+PAGE = Path(__file__).parent / "audits-page"
+STATIC = {"audits.css": "text/css; charset=utf-8", "audits.js": "text/javascript; charset=utf-8"}
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+REPORT_POLICY = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
+)
+MODELS_PER_PAGE = 20
+VERSIONS_PER_PAGE = 25
+
+Params = Mapping[str, str]
+
+
+def create_app() -> Any:
+    """Return MLflow's application with the Audits page; with AUDITOR_SERVER_AUTH=basic-auth behind MLflow's login."""
+    host = os.environ.get("_MLFLOW_SGI_NAME", "uvicorn")
+    if host != "uvicorn":
+        from mlflow.exceptions import MlflowException
+
+        raise MlflowException(
+            f"--app-name auditor: the Audits page needs uvicorn, MLflow's default server, but {host} was asked for; "
+            "leave out --gunicorn-opts and --waitress-opts."
+        )
+    from mlflow.server import app as flask_app
+    from mlflow.server.fastapi_app import create_fastapi_app
+
+    return add_page(_with_login() if _wants_login() else create_fastapi_app(flask_app), flask_app)
+
+
+def add_page(app: Any, flask_app: Any) -> Any:
+    """Put the page's routes before MLflow's own, which end in one that takes everything."""
+    from starlette.routing import Route
+
+    site = Site(flask_app, os.environ.get("_MLFLOW_STATIC_PREFIX", "").rstrip("/"))
+    app.router.routes[0:0] = [Route(site.base + path, answer, methods=["GET"]) for path, answer in site.routes()]
+    return app
+
+
+class Site:
+    """The pages, by path below ``/auditor``."""
+
+    def __init__(self, flask_app: Any, prefix: str = "", memory: Memory | None = None) -> None:
+        self.app, self.prefix, self.base = flask_app, prefix, f"{prefix}/auditor"
+        self.memory = memory if memory is not None else Memory()
+        self.templates = environment(PAGE)
+        self.templates.globals.update(base=self.base, prefix=prefix)
+
+    def routes(self) -> list[tuple[str, Callable[[Request], Response]]]:
+        """Return path and endpoint of every page; endpoints are plain functions, so each runs in a thread."""
+        pages: dict[str, Callable[[ServerStore, Params], Response]] = {
+            "": self.home,
+            "/": self.home,
+            "/model": self.model,
+            "/version": self.version,
+            "/version/explainers": self.explainers,
+            "/version/audit": self.audit,
+            "/report": self.report,
+            "/compare": self.compare,
+        }
+        static = [(f"/static/{name}", self._static(name, kind)) for name, kind in STATIC.items()]
+        return [*((path, self._answering(page)) for path, page in pages.items()), *static]
+
+    def home(self, store: ServerStore, asked: Params) -> Response:
+        """Show the registered models with their newest version."""
+        text, token = asked.get("q", "").strip()[:200], asked.get("page", "")
+        found = store.models(text, token, MODELS_PER_PAGE)
+        links = self._pages("", {"q": text}, token, found.next_token)
+        return self._page("home.html", cards=[_model_row(m) for m in found.entries], text=text, **links)
+
+    def model(self, store: ServerStore, asked: Params) -> Response:
+        """Show the versions of one model, newest first."""
+        name, token = _wanted(asked, "name"), asked.get("page", "")
+        model = store.model(name)
+        found = store.versions(name, token, VERSIONS_PER_PAGE)
+        cards = [version_card(_with_aliases(entry, model)) for entry in found.entries]
+        return self._page(
+            "model.html",
+            name=name,
+            description=str(model.get("description", "")),
+            cards=cards,
+            mlflow_link=mlflow_link(self.prefix, name),
+            **self._pages("/model", {"name": name}, token, found.next_token),
+        )
+
+    def version(self, store: ServerStore, asked: Params) -> Response:
+        """Show one version from its tags at once; what must be read from the artifact store follows."""
+        card = self._card(store, asked)
+        full = asked.get("full") == "1"
+        return self._page(
+            "version.html",
+            card=card,
+            mlflow_link=mlflow_link(self.prefix, card.name, card.version),
+            checks=self._checks(store, card) if full else None,
+            audit=self._audit(store, card) if full else None,
+        )
+
+    def explainers(self, store: ServerStore, asked: Params) -> Response:
+        """Return the part of the version's page that hashes every explainer."""
+        card = self._card(store, asked)
+        return self._part("explainers.html", card=card, checks=self._checks(store, card))
+
+    def audit(self, store: ServerStore, asked: Params) -> Response:
+        """Return the part of the version's page that reads the audit."""
+        card = self._card(store, asked)
+        return self._part("audit.html", card=card, audit=self._audit(store, card))
+
+    def report(self, store: ServerStore, asked: Params) -> Response:
+        """Return the stored report as it was written, after its digest was checked, in a sandbox."""
+        from starlette.responses import Response
+
+        card = self._card(store, asked)
+        return Response(read_report(store, card), headers=_headers(REPORT_POLICY), media_type="text/html")
+
+    def compare(self, store: ServerStore, asked: Params) -> Response:
+        """Show the metrics of two versions side by side."""
+        kept = {k: asked.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
+        sides: list[VersionCard] = []
+        figures = []
+        problems: list[str] = []
+        if all(kept.values()):
+            for side in ("left", "right"):
+                try:
+                    card = self._card(store, {"name": kept[side], "version": kept[f"{side}_version"]})
+                except Refused as error:
+                    if error.status in (401, 403):
+                        raise
+                    problems.append(str(error))
+                    continue
+                sides.append(card)
+                audit = self._audit(store, card)
+                if card.audit is None:
+                    problems.append(f"{card.uri} has not been audited.")
+                elif audit.problem:
+                    problems.append(f"{card.uri}: {audit.problem}")
+                figures.append(audit.figures)
+        left, right = sides if len(sides) == 2 else (None, None)
+        if left and right and left.audit and right.audit and left.audit.data_digest != right.audit.data_digest:
+            problems.append("The two audits used different data, so their numbers need not be comparable.")
+        rows = compare(*figures) if len(figures) == 2 and all(figures) else []
+        counts = list(Counter(row.verdict for row in rows).items())
+        return self._page(
+            "compare.html", asked=kept, left=left, right=right, rows=rows, counts=counts, problems=problems
+        )
+
+    def _card(self, store: ServerStore, asked: Params) -> VersionCard:
+        name = _wanted(asked, "name")
+        return version_card(store.version(name, _wanted(asked, "version")))
+
+    def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
+        keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]
+        return [
+            self.memory.get(("explainer", *key), lambda e=entry: check_explainer(store, card, e))  # type: ignore[misc]
+            for key, entry in zip(keys, card.explainers, strict=True)
+        ]
+
+    def _audit(self, store: ServerStore, card: VersionCard) -> Any:
+        digest = card.audit.digest if card.audit else ""
+        key = ("audit", card.name, card.version, str(card.created_ms), digest)
+        return self.memory.get(key, lambda: read_audit(store, card))
+
+    def _pages(self, path: str, asked: Params, token: str, next_token: str) -> dict[str, Any]:
+        kept = {k: v for k, v in asked.items() if v}
+        first = f"{self.base}{path}" + (f"?{urlencode(kept)}" if kept else "")
+        further = f"{self.base}{path}?{urlencode({**kept, 'page': next_token})}"
+        return {"first_link": first if token else "", "next_link": further if next_token else ""}
+
+    def _page(self, template: str, status: int = 200, headers: Params | None = None, **values: Any) -> Response:
+        from starlette.responses import HTMLResponse
+
+        body = self.templates.get_template(template).render(**values)
+        return HTMLResponse(body, status, headers={**_headers(POLICY), **(headers or {})})
+
+    def _part(self, template: str, **values: Any) -> Response:
+        return self._page(template, headers={"X-Auditor-Part": "1"}, **values)
+
+    def _answering(self, page: Callable[[ServerStore, Params], Response]) -> Callable[[Request], Response]:
+        """Return an endpoint that tells every expected problem in one sentence."""
+
+        def answer(request: Request) -> Response:
+            store = ServerStore(self.app, request.headers, self.prefix)
+            try:
+                return page(store, request.query_params)
+            except Refused as error:
+                heading = {401: "Please log in", 403: "Not allowed", 404: "Not found"}.get(error.status, "No answer")
+                return self._page("problem.html", error.status, error.headers, heading=heading, message=str(error))
+            except AuditError as error:
+                return self._page("problem.html", 409, heading="Not what was stored", message=str(error))
+
+        return answer
+
+    def _static(self, name: str, kind: str) -> Callable[[Request], Response]:
+        content = (PAGE / name).read_bytes()
+
+        def answer(request: Request) -> Response:
+            from starlette.responses import Response
+
+            return Response(content, headers={**_headers(POLICY), "Cache-Control": "no-cache"}, media_type=kind)
+
+        return answer
+
+
+def _headers(policy: str) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+
+
+def _wanted(asked: Params, key: str) -> str:
+    value = asked.get(key, "").strip()
+    if not value or len(value) > 500:
+        raise Refused(400, f"The address lacks {key}; start from the list of models.")
+    return value
+
+
+def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
+    aliases = sorted((str(a["alias"]), str(a["version"])) for a in model.get("aliases", []))
+    latest = max(model.get("latest_versions", []), key=lambda v: int(v["version"]), default=None)
+    newest = version_card(_with_aliases(latest, model)) if latest else None
+    return {"name": str(model["name"]), "aliases": aliases, "newest": newest}
+
+
+def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+    own = [a["alias"] for a in model.get("aliases", []) if str(a["version"]) == str(entry["version"])]
+    return {**entry, "aliases": own}
+
+
+def _wants_login() -> bool:
+    wanted = os.environ.get("AUDITOR_SERVER_AUTH", "")
+    if wanted not in ("", "basic-auth"):
+        from mlflow.exceptions import MlflowException
+
+        raise MlflowException(f"AUDITOR_SERVER_AUTH: want basic-auth or nothing, got {wanted!r}.")
+    return bool(wanted)
+
+
+def _with_login() -> Any:
+    from mlflow.server.auth import create_app as create_auth_app
+
+    return create_auth_app()

@@ -1,0 +1,154 @@
+"""Server store: what the Audits page reads, asked of the server's own REST interface inside the same process.
+
+Every question goes through MLflow's Flask application with the caller's own headers, so the page shows exactly what the
+caller may read through MLflow itself: workspaces, authentication and permissions are MLflow's, not ours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from auditor.errors import AuditError, TamperError
+
+API = "/api/2.0/mlflow"
+FORWARDED = ("authorization", "cookie", "host", "x-mlflow-workspace")
+LARGEST_TEXT = 64 << 20  # bytes of a report or a manifest; tensors are hashed as a stream and never held
+
+
+class Refused(AuditError):
+    """MLflow's own answer to a question it would not grant: its status, one sentence, and headers to pass on."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One page of a longer list; ``next_token`` is empty on the last."""
+
+    entries: list[dict[str, Any]]
+    next_token: str
+
+
+class ServerStore:
+    """The registry as one caller may see it."""
+
+    def __init__(self, app: Any, headers: Mapping[str, str], prefix: str = "") -> None:
+        self._app, self._prefix = app, prefix
+        self._headers = {k: v for k, v in headers.items() if k.lower() in FORWARDED}
+
+    def models(self, text: str = "", token: str = "", limit: int = 20) -> Listing:
+        """Return registered models whose name contains ``text``, each with its latest versions and aliases."""
+        asked = {"max_results": str(limit), "page_token": token}
+        if text:
+            asked["filter"] = f"name ILIKE {quoted('%' + text + '%')}"
+        found = self._json("/registered-models/search", asked)
+        return Listing(found.get("registered_models", []), found.get("next_page_token", ""))
+
+    def model(self, name: str) -> dict[str, Any]:
+        """Return one registered model."""
+        found: dict[str, Any] = self._json("/registered-models/get", {"name": name})["registered_model"]
+        return found
+
+    def versions(self, name: str, token: str = "", limit: int = 25) -> Listing:
+        """Return versions of a model, newest first."""
+        asked = {"filter": f"name = {quoted(name)}", "max_results": str(limit), "page_token": token}
+        found = self._json("/model-versions/search", {**asked, "order_by": "version_number DESC"})
+        return Listing(found.get("model_versions", []), found.get("next_page_token", ""))
+
+    def version(self, name: str, version: str) -> dict[str, Any]:
+        """Return one version; an alias is taken too."""
+        if version.isascii() and version.isdigit():
+            found = self._json("/model-versions/get", {"name": name, "version": version})
+        else:
+            found = self._json("/registered-models/alias", {"name": name, "alias": version})
+        entry: dict[str, Any] = found["model_version"]
+        return entry
+
+    def read(self, name: str, version: str, path: str) -> bytes:
+        """Return a file beside the model, at most 64 MB of it."""
+        content = bytearray()
+        for chunk in self._chunks(name, version, path):
+            content += chunk
+            if len(content) > LARGEST_TEXT:
+                raise Refused(413, f"{path} is larger than {LARGEST_TEXT >> 20} MB; download it with MLflow instead.")
+        return bytes(content)
+
+    def sha256(self, name: str, version: str, path: str) -> tuple[str, int]:
+        """Return the digest and the size of a file beside the model, whatever its size."""
+        h, size = hashlib.sha256(), 0
+        for chunk in self._chunks(name, version, path):
+            h.update(chunk)
+            size += len(chunk)
+        return h.hexdigest(), size
+
+    def _json(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
+        kept = {k: v for k, v in asked.items() if v}
+        with self._app.test_client() as client:
+            answer = client.get(f"{self._prefix}{API}{path}", query_string=kept, headers=self._headers)
+            if answer.status_code != 200:
+                raise _refusal(answer)
+            found: dict[str, Any] = json.loads(answer.data)
+            return found
+
+    def _chunks(self, name: str, version: str, path: str) -> Iterator[bytes]:
+        asked = {"name": name, "version": version, "path": safe_path(path)}
+        with self._app.test_client() as client:
+            answer = client.get(
+                f"{self._prefix}/model-versions/get-artifact", query_string=asked, headers=self._headers, buffered=False
+            )
+            try:
+                if answer.status_code in (401, 403):
+                    raise _refusal(answer)
+                if answer.status_code != 200:
+                    raise TamperError(f"{path} cannot be read from the artifact store.")
+                yield from answer.iter_encoded()
+            finally:
+                answer.close()
+
+
+def safe_path(path: str) -> str:
+    """Return a path that stays below the model's folder, or an error.
+
+    >>> safe_path("explainers/concepts/0123/manifest.json")
+    'explainers/concepts/0123/manifest.json'
+    """
+    if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\\" in path or not path.isprintable():
+        raise TamperError("the place a tag points to is not below the model's own folder.")
+    return path
+
+
+def quoted(text: str) -> str:
+    """Return a string as MLflow's filters read it; they know no escapes, so one kind of quote must be free.
+
+    >>> quoted("digits")
+    "'digits'"
+    """
+    if "'" not in text:
+        return f"'{text}'"
+    if '"' not in text:
+        return f'"{text}"'
+    raise Refused(400, "MLflow cannot search for a name that holds both kinds of quotes.")
+
+
+def mlflow_link(prefix: str, name: str, version: str = "") -> str:
+    """Return MLflow's own page of a model or version."""
+    return f"{prefix}/#/models/{quote(name, safe='')}" + (f"/versions/{quote(version, safe='')}" if version else "")
+
+
+def _refusal(answer: Any) -> Refused:
+    """Return MLflow's refusal as one sentence; a challenge to log in keeps its header."""
+    try:
+        message = str(json.loads(answer.data)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = "" if answer.status_code >= 500 else answer.get_data(as_text=True)
+    message = " ".join(message.split())[:200] or "MLflow could not answer."
+    challenge = answer.headers.get("WWW-Authenticate")
+    return Refused(answer.status_code, message, {"WWW-Authenticate": challenge} if challenge else None)

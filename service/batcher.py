@@ -1,0 +1,131 @@
+"""Batcher: collects validated jobs of all callers and runs them together, in a thread, one batch at a time per lane.
+
+While a batch runs the next one fills, so batches grow with the load and nobody waits on an idle machine. Jobs that
+search or iterate go to a lane of their own and do not hold up the others. A full queue refuses at once and says when to
+return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from auditor.service.engine import Answer, Job
+from auditor.service.measures import QUEUE_DEPTH
+from auditor.service.problems import Problem
+
+log = logging.getLogger(__name__)
+
+Work = Callable[[Sequence[Job]], list[Answer | Problem]]
+
+
+@dataclass
+class _Waiting:
+    job: Job
+    future: asyncio.Future[Answer]
+    since: float
+
+
+class Lane:
+    """A queue with a limit and one thread that works it off."""
+
+    def __init__(self, name: str, work: Work, *, max_batch: int, limit: int, max_wait_s: float = 0.0) -> None:
+        self.name, self.work, self.limit = name, work, limit
+        self.max_batch, self.max_wait_s = max_batch, max_wait_s
+        self._queue: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"auditor-{name}")
+        self._pace_s = 0.05  # seconds per image, a moving mean: tells refused callers when to return
+        self._task: asyncio.Task[None] | None = None
+        self._depth = QUEUE_DEPTH.labels(name)
+
+    def start(self) -> None:
+        """Begin to work; call it inside the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"lane {self.name}")
+
+    async def stop(self) -> None:
+        """Stop after the batch that runs; whoever still waits is told to come back."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for item in self._queue:
+            if not item.future.done():
+                item.future.set_exception(Problem(503, "the server is shutting down.", retry_after_s=1))
+        self._queue.clear()
+        self._thread.shutdown(wait=False)
+
+    async def answer(self, jobs: Sequence[Job], timeout_s: float) -> list[Answer | Problem]:
+        """Queue jobs together (all or none) and wait for their answers; a job that fails gives its problem."""
+        if len(self._queue) + len(jobs) > self.limit:
+            raise Problem(429, retry_after_s=self._retry_after_s())
+        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        waiting = [_Waiting(job, loop.create_future(), now) for job in jobs]
+        self._queue.extend(waiting)
+        self._depth.set(len(self._queue))
+        self._wake.set()
+        futures = [item.future for item in waiting]
+        done, pending = await asyncio.wait(futures, timeout=timeout_s)
+        if pending:
+            for future in futures:
+                future.cancel()
+            raise Problem(503, f"no answer within {timeout_s:g} s; try again.", code="timeout", retry_after_s=1)
+        assert len(done) == len(futures)
+        return [_outcome(future) for future in futures]
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            if self.max_wait_s and len(self._queue) < self.max_batch:
+                await asyncio.sleep(self.max_wait_s)
+            batch = self._take()
+            if not self._queue:
+                self._wake.clear()
+            self._depth.set(len(self._queue))
+            if not batch:
+                continue
+            started = time.perf_counter()
+            for item in batch:
+                item.job.timings["queue"] = round((started - item.since) * 1000, 3)
+            try:
+                answers = await loop.run_in_executor(self._thread, self.work, [item.job for item in batch])
+            except Exception:
+                log.exception("a batch failed")
+                answers = [Problem(500)] * len(batch)
+            pace = (time.perf_counter() - started) / len(batch)
+            self._pace_s += 0.1 * (pace - self._pace_s)
+            for item, answer in zip(batch, answers, strict=True):
+                if item.future.done():
+                    continue
+                if isinstance(answer, Problem):
+                    item.future.set_exception(answer)
+                else:
+                    item.future.set_result(answer)
+
+    def _take(self) -> list[_Waiting]:
+        """Take the longest waiting jobs of one model version; those whose caller has gone are dropped."""
+        batch: list[_Waiting] = []
+        while self._queue and len(batch) < self.max_batch:
+            if self._queue[0].future.done():
+                self._queue.popleft()
+                continue
+            if batch and self._queue[0].job.loaded is not batch[0].job.loaded:
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    def _retry_after_s(self) -> int:
+        return max(1, min(60, math.ceil(len(self._queue) * self._pace_s)))
+
+
+def _outcome(future: asyncio.Future[Answer]) -> Answer | Problem:
+    error = future.exception()
+    if error is None:
+        return future.result()
+    return error if isinstance(error, Problem) else Problem(500)

@@ -1,0 +1,72 @@
+"""API keys: one per line in a file, read again when the file changes; any of them opens the door."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from pathlib import Path
+
+from auditor.errors import OptionError
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 1.0
+
+
+class Keys:
+    """The keys of a file. Empty lines and lines that begin with ``#`` are passed over.
+
+    Hashes are compared, all of them and in constant time, so neither the keys' length nor a common beginning shows.
+    A file that can no longer be read keeps its last keys in force; one without keys lets nobody in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hashes: list[bytes] = []
+        self._stamp: tuple[int, int, int] | None = None
+        self._looked = 0.0
+        try:
+            self._read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"--api-keys {path}: cannot be read ({error}); give a file with one key a line."
+            ) from None
+        if not self._hashes:
+            raise OptionError(f"--api-keys {path}: it holds no key; write one key a line.")
+
+    def opens(self, key: str) -> bool:
+        """Whether the key is one of the file's."""
+        self._look()
+        given, found = _hash(key), False
+        for known in self._hashes:
+            found |= hmac.compare_digest(given, known)
+        return found
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        try:
+            if self._stamp != _stamp(self.path):
+                self._read()
+                log.info("API keys read again: %d keys", len(self._hashes))
+        except (OSError, UnicodeDecodeError) as error:
+            log.warning("API keys cannot be read, the last ones stay in force: %s", error)
+
+    def _read(self) -> None:
+        stamp = _stamp(self.path)
+        lines = [line.strip() for line in self.path.read_text(encoding="utf-8").splitlines()]
+        self._hashes = [_hash(line) for line in lines if line and not line.startswith("#")]
+        self._stamp = stamp
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

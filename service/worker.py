@@ -1,0 +1,166 @@
+"""Worker: the state of one server process: the model it serves, its lanes, and the watch over the registry."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from auditor.errors import AuditError, RegistryError, TamperError
+from auditor.plugins.place import resolve
+from auditor.service.batcher import Lane
+from auditor.service.engine import Answer, Job, answer_batch
+from auditor.service.loaded import Loaded, fingerprint, load_model
+from auditor.service.logs import tell
+from auditor.service.measures import READY, RELOADS, VERIFICATION_FAILURES
+from auditor.service.problems import Problem
+from auditor.service.settings import Settings
+from auditor.service.types import Options
+
+log = logging.getLogger(__name__)
+
+RETRY_S, MAX_RETRY_S = 2.0, 60.0
+N_DECODERS = 2
+
+
+class Worker:
+    """One process of the server. ``start`` returns at once; it is ready when a model is loaded and warm."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.loaded: Loaded | None = None
+        self.problem = "the model is being loaded"
+        self._lanes: list[Lane] = []
+        self._watch: asyncio.Task[None] | None = None
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="auditor-load")
+        self.decoders = ThreadPoolExecutor(N_DECODERS, thread_name_prefix="auditor-decode")
+        self._refused_mark = ""
+        self._failures = 0
+
+    async def start(self) -> None:
+        """Open the lanes and begin to load."""
+        s = self.settings
+        self._lanes = [
+            Lane("fast", answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
+            Lane("slow", answer_batch, max_batch=1, limit=s.slow_queue),
+        ]
+        for lane in self._lanes:
+            lane.start()
+        self._watch = asyncio.get_running_loop().create_task(self._follow(), name="follow the registry")
+
+    async def stop(self) -> None:
+        """Finish the running batches and let everything go."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        for lane in self._lanes:
+            await lane.stop()
+        self._loader.shutdown(wait=False)
+        self.decoders.shutdown(wait=False)
+        self.loaded = None
+        READY.set(0)
+
+    def current(self) -> Loaded:
+        """Return the model being served, or the problem that there is none."""
+        if self.loaded is None:
+            raise Problem(503, f"not ready: {self.problem}.", code="not_ready", retry_after_s=2)
+        return self.loaded
+
+    async def answer(self, jobs: Sequence[Job]) -> list[Answer | Problem]:
+        """Answer jobs in the lane they belong to."""
+        lane = self._lanes[1 if any(job.is_slow for job in jobs) else 0]
+        return await lane.answer(jobs, self.settings.request_timeout_s)
+
+    # the registry
+
+    async def _follow(self) -> None:
+        """Load the model, then look again and again whether another one is to be served."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                fresh = await loop.run_in_executor(self._loader, self._look)
+            except asyncio.CancelledError:
+                raise
+            except Exception:
+                log.exception("the registry could not be followed")
+                fresh = None
+            if fresh is not None:
+                old, self.loaded = self.loaded, fresh
+                READY.set(1)
+                RELOADS.labels("served").inc()
+                tell("info", "model served", model=fresh.label, before=old.label if old else None)
+                del old, fresh
+                await loop.run_in_executor(self._loader, _tidy)
+            await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """How long until the next look: what failed to load or verify is tried ever more rarely."""
+        if self.loaded is not None:
+            return self.settings.poll_s
+        return float(min(MAX_RETRY_S, RETRY_S * 2**self._failures))
+
+    def _look(self) -> Loaded | None:
+        """Return a newly loaded model when there is one to serve that verifies, warm; else None."""
+        mark = ""
+        try:
+            mark = fingerprint(resolve(self.settings.model))
+            if self.loaded is not None and mark == self.loaded.fingerprint:
+                self._refused_mark = ""
+                return None
+            if mark == self._refused_mark:
+                return None  # it did not verify, and nothing has changed since
+            fresh = load_model(self.settings)
+            warm_up(fresh, self.settings)
+        except RegistryError as error:  # out of reach: serve on, ask again
+            self._failures = 0
+            self._tell_problem("MLflow cannot be reached", error)
+        except TamperError as error:
+            VERIFICATION_FAILURES.inc()
+            RELOADS.labels("refused").inc()
+            self._refused_mark = mark if self.loaded is not None else ""  # with nothing to serve it is tried again
+            self._failures += 1
+            self._tell_problem("the model failed verification and is not served", error)
+        except AuditError as error:
+            self._failures += 1
+            RELOADS.labels("failed").inc()
+            self._tell_problem("the model cannot be loaded", error)
+        except Exception as error:  # a full disk, an MLflow that breaks in new ways: never the end of a worker
+            self._failures += 1
+            RELOADS.labels("failed").inc()
+            log.exception("loading failed")
+            self._tell_problem("the model cannot be loaded", error)
+        else:
+            return fresh
+        return None
+
+    def _tell_problem(self, what: str, error: Exception) -> None:
+        self.problem = what
+        serving = self.loaded.label if self.loaded is not None else None
+        retry = self._pause_s()
+        tell("error", what, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
+
+
+def warm_up(loaded: Loaded, settings: Settings) -> None:
+    """Answer a grey image with everything there is, so that the first caller does not pay for compiling."""
+    import torch
+
+    x = torch.full(loaded.subject.input_shape, 0.5)
+    quick = loaded.default_names
+    for heatmaps, stability in (("png", "fast"), ("none", "off")):
+        options = Options.model_validate({"heatmaps": heatmaps, "stability": stability})
+        for n in (1, 2):
+            jobs = [Job(loaded, x, options, quick, None, False, settings.search_timeout_s) for _ in range(n)]
+            for answer in answer_batch(jobs):
+                if isinstance(answer, Problem) and answer.status >= 500:
+                    raise TamperError(f"{loaded.label} does not answer a grey image: {answer.message}")
+
+
+def _tidy() -> None:
+    """Give the memory of the old model back to the system."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # not every system has it
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,0 +1,77 @@
+"""Explaining from a shared pass gives what explaining alone gives, row by row, target by target."""
+
+import pytest
+import torch
+
+from auditor import fit
+
+
+@pytest.fixture(scope="module")
+def heads(trained, digits_data):
+    return fit("xnn", trained[0], digits_data, seed=0, max_epochs=2, max_images=200)
+
+
+def same(a, b):
+    assert (a.kind, a.name, a.prediction.index, a.target.index) == (b.kind, b.name, b.prediction.index, b.target.index)
+    for field in ("target_value", "bias", "residual"):
+        assert getattr(a, field) == pytest.approx(getattr(b, field), rel=1e-5, abs=1e-5)
+    assert [c.index for c in a.concepts] == [c.index for c in b.concepts]
+    for one, two in zip(a.concepts, b.concepts, strict=True):
+        assert one.contribution == pytest.approx(two.contribution, rel=1e-4, abs=1e-4)
+        assert one.activation == pytest.approx(two.activation, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["nmf", "xnn"])
+def test_mixed_targets_in_one_batch_equal_single_calls(kind, digits, images, concepts, heads):
+    explainer = concepts if kind == "nmf" else heads
+    targets = [None, 3, 7, None, 3, 0, 9]
+    with torch.no_grad():
+        logits, taken = digits.run(images, explainer.layers())
+    together = explainer.explain_from(digits, images, logits, taken, targets)
+    assert len({e.target.index for e in together}) > 3
+    for i, target in enumerate(targets):
+        alone = explainer.explain(digits, images[i : i + 1], target)[0]
+        same(together[i], alone)
+        assert together[i].gap() < 1e-4
+        for one, two in zip(together[i].concepts, alone.concepts, strict=True):
+            torch.testing.assert_close(one.heatmap, two.heatmap, rtol=1e-3, atol=1e-4)  # batched float32 sums
+
+
+def test_without_heatmaps_the_numbers_stay(digits, images, heads):
+    with torch.no_grad():
+        logits, taken = digits.run(images, heads.layers())
+    with_maps = heads.explain_from(digits, images, logits, taken, [None] * 7)
+    without = heads.explain_from(digits, images, logits, taken, [None] * 7, heatmaps=False)
+    for a, b in zip(with_maps, without, strict=True):
+        same(a, b)
+        assert any(c.heatmap is not None for c in a.concepts)
+        assert all(c.heatmap is None for c in b.concepts)
+
+
+def test_a_kind_that_reads_no_layer_groups_rows_by_target(digits, images):
+    from auditor.explainer import Explainer
+
+    calls = []
+
+    class Echo(Explainer):
+        kind = "echo"
+
+        def fit(self, subject, data, progress=None):
+            return self
+
+        def explain(self, subject, images, target=None, **options):
+            calls.append((target, len(images), options))
+            return [(target, float(image.sum())) for image in images]
+
+        def tensors(self):
+            return {}
+
+        def restore(self, tensors, state, files):
+            pass
+
+    found = Echo().explain_from(digits, images, torch.zeros(7, 10), {}, [None, 1, None, 2, 1, None, 2], timeout_s=1.0)
+    assert [t for t, _ in found] == [None, 1, None, 2, 1, None, 2]
+    assert [s for _, s in found] == [float(image.sum()) for image in images]
+    assert sorted(calls, key=str) == sorted(
+        [(None, 3, {"timeout_s": 1.0}), (1, 2, {"timeout_s": 1.0}), (2, 2, {"timeout_s": 1.0})], key=str
+    )

@@ -1,0 +1,312 @@
+"""Training by ADMM on MNIST and Fashion-MNIST: the published table, reached or not, and what each ingredient adds.
+
+python tests/benchmarks/bench_admm_training.py shallow --data-root DATA [--seeds 3] [--epochs 25]
+
+shallow      MNIST 784-128-128-10, squared loss: Block-ADMM, SGD (lr .005), full ADMM, Taylor, BCD, Gotmare, Adam
+deep         MNIST, 10 and 20 fully connected layers without residuals: Block-ADMM, SGD, Adam
+fashion      Fashion-MNIST 784-1000-1000-10, cross-entropy: Block-ADMM and dlADMM
+orthonormal  dlADMM with orthonormal rows against without: feasibility and accuracy
+time         CPU time of one Block-ADMM epoch with 5 inner steps against one SGD epoch of the same network
+ingredients  what kept variables, inner steps and duals add to back-propagation (validation accuracy)
+
+Settings were chosen on the last 10,000 training images (``--validate`` reports those and never opens the test set).
+"""
+
+import argparse
+import gzip
+import itertools
+import os
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from auditor.backprop import BackpropConfig, backprop
+from auditor.bcd import BcdConfig, bcd
+from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+from auditor.dladmm import DlAdmm, DlAdmmConfig
+from auditor.errors import NumericsError
+from auditor.full_admm import FullAdmmConfig, full_admm
+from auditor.training import accuracy
+
+SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
+DEEP = {"beta": 10.0, "beta_ratio": 1.5, "dual_step": 0.5, "z_steps": 5, "lr": 1e-3, "average": 0.999}
+FASHION = {
+    "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
+    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
+}  # fmt: skip
+
+
+def idx(path, skip):
+    with gzip.open(path) as file:
+        return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)[skip:]
+
+
+def images(root, name, validate):
+    """Training and held-out images: the test set, or with ``validate`` the last 10,000 of the training set."""
+    raw = Path(root) / name / "raw"
+
+    def part(split):
+        x = idx(raw / f"{split}-images-idx3-ubyte.gz", 16).view(-1, 784).float() / 255
+        return x, idx(raw / f"{split}-labels-idx1-ubyte.gz", 8).long()
+
+    x, y = part("train")
+    return (x[:-10000], y[:-10000], x[-10000:], y[-10000:]) if validate else (x, y, *part("t10k"))
+
+
+def mlp(widths, seed):
+    """Affine layers with ReLU between; normal weights of He's size, zero biases."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    for lin in layers:
+        nn.init.kaiming_normal_(lin.weight, nonlinearity="relu")
+        nn.init.zeros_(lin.bias)
+    return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
+
+
+def drive(cycles, blocks, n_cycles, held, label, averaged=None, every=5):
+    """Run for so many cycles; return held-out accuracy (of the last cycle, never the best) and CPU seconds."""
+    began, last = time.process_time(), None
+    try:
+        for last in itertools.islice(cycles, n_cycles):
+            if last.epoch % every == 0 or last.epoch == n_cycles:
+                spent = time.process_time() - began
+                print(f"   {label} epoch {last.epoch} loss {last.loss:.4f} cpu {spent:.0f} s", flush=True)
+    except NumericsError as error:
+        print(f"   {label}: {error}", flush=True)
+    spent = time.process_time() - began
+    if averaged is not None:
+        with averaged():
+            return accuracy(blocks, *held), spent
+    return accuracy(blocks, *held), spent
+
+
+def by_blocks(widths, seed, data, epochs, label, **options):
+    x, y, *held = data
+    blocks = mlp(widths, seed)
+    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(**{"decay_epochs": epochs, **options, "seed": seed}))
+    return drive(iter(solver), blocks, epochs, held, label, solver.averaged)
+
+
+def by_backprop(widths, seed, data, epochs, label, **options):
+    x, y, *held = data
+    blocks = mlp(widths, seed)
+    return drive(backprop(blocks, x, y, BackpropConfig(**options, seed=seed)), blocks, epochs, held, label)
+
+
+def closed(make, widths, seed, data, n_cycles, label):
+    x, y, *held = data
+    blocks = mlp(widths, seed)
+    return drive(make(blocks, x, y), blocks, n_cycles, held, label, every=20)
+
+
+def table(rows):
+    """Rows of (name, published, reach, [accuracies], [seconds])."""
+    print(f"\n{'method':44}{'published':>11}{'reach':>8}{'reached':>9}{'spread':>8}{'seeds':>7}{'cpu s':>8}")
+    for name, published, reach, values, seconds in rows:
+        mean = 100 * statistics.mean(values)
+        spread = 100 * (max(values) - min(values)) / 2
+        verdict = "" if reach is None else ("  yes" if mean >= reach else "  NO")
+        shown = "" if reach is None else f"{reach:.1f}"
+        print(
+            f"{name:44}{published:>11}{shown:>8}{mean:9.2f}{spread:8.2f}{len(values):7}"
+            f"{statistics.mean(seconds):8.0f}{verdict}",
+            flush=True,
+        )
+
+
+def many(run, seeds):
+    results = [run(seed) for seed in range(seeds)]
+    return [a for a, _ in results], [s for _, s in results]
+
+
+def shallow(args):
+    data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 25
+    full = args.iterations
+    methods = [
+        ("Block-ADMM, 5 inner steps, duals", "97.53", 97.6,
+         lambda s: by_blocks(widths, s, data, e, "block", **SHALLOW)),
+        ("SGD, lr .005", "95.29", None, lambda s: by_backprop(widths, s, data, e, "sgd", lr=0.005)),
+        (
+            "full ADMM",
+            "95.02",
+            None,
+            lambda s: closed(
+                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(seed=s)), widths, s, data, full, "full"
+            ),
+        ),
+        (
+            "Taylor",
+            "87.52",
+            None,
+            lambda s: closed(
+                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(variant="taylor", seed=s)),
+                widths, s, data, full, "taylor",
+            ),
+        ),
+        (
+            "BCD (Zeng)",
+            "83.28",
+            None,
+            lambda s: closed(lambda b, x, y: bcd(b, x, y, BcdConfig(seed=s)), widths, s, data, full, "bcd"),
+        ),
+        (
+            "block splitting without duals (Gotmare)",
+            "-",
+            None,
+            lambda s: by_blocks(
+                widths, s, data, e, "gotmare", dual_step=0, start="kept", z_optimizer="sgd", z_lr=0.1, z_steps=5
+            ),
+        ),
+        (
+            "Adam, cosine decay (not in the paper)",
+            "-",
+            None,
+            lambda s: by_backprop(widths, s, data, e, "adam", optimizer="adam", lr=2e-3, decay_epochs=e),
+        ),
+    ]  # fmt: skip
+    wanted = args.methods.split(",") if args.methods else None
+    rows = []
+    for name, published, reach, run in methods:
+        if wanted is None or any(name.lower().startswith(w.lower()) for w in wanted):
+            rows.append((name, published, reach, *many(run, args.seeds)))
+            table(rows)
+
+
+def deep(args):
+    data, rows, e = images(args.data_root, "MNIST", args.validate), [], args.epochs or 8
+    for n_layers, published, reach in ((10, "94.43", 95.0), (20, "91.75", 92.0)):
+        if args.methods and str(n_layers) not in args.methods.split(","):
+            continue
+        widths = [784, *[128] * (n_layers - 1), 10]
+        runs = [
+            (f"Block-ADMM, {n_layers} layers", published, reach,
+             lambda s, w=widths: by_blocks(w, s, data, e, "block", **DEEP)),
+            (f"SGD lr .005, {n_layers} layers", "10.28", None, lambda s, w=widths: by_backprop(w, s, data, e, "sgd")),
+            (
+                f"Adam lr .001, {n_layers} layers", "58", None,
+                lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3),
+            ),
+        ]  # fmt: skip
+        for name, told, goal, run in runs:
+            rows.append((name, told, goal, *many(run, args.seeds)))
+            table(rows)
+
+
+def fashion(args):
+    data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
+    rows, e = [], args.epochs or 12
+    if not args.methods or "block" in args.methods:
+        rows.append(
+            ("Block-ADMM, cross-entropy", "90.39", 90.4,
+             *many(lambda s: by_blocks(widths, s, data, e, "block", **FASHION), args.seeds))
+        )  # fmt: skip
+        table(rows)
+    if not args.methods or "dladmm" in args.methods:
+        rows.append(("dlADMM", "84.67", 84.7, *many(lambda s: by_dladmm(widths, s, data, args)[:2], args.seeds)))
+        table(rows)
+
+
+def by_dladmm(widths, seed, data, args, **options):
+    """dlADMM on the first ``--samples`` images, since each iteration takes all of them; 0: all."""
+    x, y, *held = data
+    n = args.samples or len(x)
+    blocks = mlp(widths, seed)
+    settings = {"nu": args.nu, "rho": args.rho, "theta": args.theta, "init": args.init or None}
+    solver = DlAdmm(blocks, x[:n], y[:n], DlAdmmConfig(**{**settings, **options, "seed": seed}))
+    found, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
+    return found, spent, solver.violation()
+
+
+def orthonormal(args):
+    data, rows = images(args.data_root, "MNIST", args.validate), []
+    widths = [784, 128, 128, 10]
+    worst = 0.0
+    for constraint in ("none", "orthonormal"):
+        results = [by_dladmm(widths, s, data, args, constraint=constraint) for s in range(args.seeds)]
+        worst = max(worst, *(v for *_, v in results))
+        rows.append((f"dlADMM, {constraint}", "-", None, [r[0] for r in results], [r[1] for r in results]))
+        table(rows)
+    lost = 100 * (statistics.mean(rows[0][3]) - statistics.mean(rows[1][3]))
+    print(f"max |W W' - I| = {worst:.1e} (limit 1e-6); accuracy lost {lost:.2f} points (limit 2)")
+
+
+def timing(args):
+    x, y, *_ = images(args.data_root, "MNIST", True)
+    cpu = {"block": [], "sgd": []}
+    wall = {"block": [], "sgd": []}
+    runs = {
+        "block": iter(BlockAdmm(b := mlp([784, 128, 128, 10], 0), x, y, BlockAdmmConfig(**SHALLOW))),
+        "sgd": backprop(mlp([784, 128, 128, 10], 0), x, y, BackpropConfig()),
+    }
+    del b
+    for cycles in runs.values():
+        next(cycles)  # warm
+    for _ in range(args.epochs or 5):
+        for name, cycles in runs.items():
+            began = time.process_time(), time.perf_counter()
+            next(cycles)
+            cpu[name].append(time.process_time() - began[0])
+            wall[name].append(time.perf_counter() - began[1])
+    for what, spent in (("CPU", cpu), ("wall", wall)):
+        a, b = (statistics.median(spent[name]) for name in ("block", "sgd"))
+        print(f"{what}: Block-ADMM epoch {a:.2f} s, SGD epoch {b:.2f} s, ratio {a / b:.2f} (limit 4)")
+
+
+def ingredients(args):
+    data, e = images(args.data_root, "MNIST", True), args.epochs or 8
+    base, stiff = {"lr": 2e-3}, {"beta": 10.0, "beta_ratio": 10.0}
+    variants = [
+        ("back-propagation, Adam", None),
+        ("forward start, 1 step, no duals", {**base, "z_steps": 1, "dual_step": 0}),
+        ("forward start, 5 steps, no duals", {**base, "z_steps": 5, "dual_step": 0}),
+        ("forward start, 5 steps, duals", {**base, "z_steps": 5, "dual_step": 1.0}),
+        ("kept Z, 5 steps, no duals", {**base, "z_steps": 5, "dual_step": 0, "start": "kept"}),
+        ("kept Z, 5 steps, duals", {**base, "z_steps": 5, "dual_step": 1.0, "start": "kept"}),
+        ("forward, 5 steps, duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 1.0}),
+        ("forward, 5 steps, no duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 0}),
+    ]  # fmt: skip
+    depths = [int(d) for d in (args.methods or "3").split(",")]
+    for depth in depths:
+        widths, rows = [784, *[128] * (depth - 1), 10], []
+        for name, options in variants:
+            if options is None:
+                runs = many(
+                    lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=2e-3, decay_epochs=e),
+                    args.seeds,
+                )
+            else:
+                runs = many(lambda s, o=options, w=widths: by_blocks(w, s, data, e, "block", **o), args.seeds)
+            rows.append((f"{depth} layers: {name}", "-", None, *runs))
+            table(rows)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    experiments = {
+        "shallow": shallow, "deep": deep, "fashion": fashion, "orthonormal": orthonormal, "time": timing,
+        "ingredients": ingredients,
+    }  # fmt: skip
+    parser.add_argument("experiment", choices=experiments)
+    parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, help="default: what the table was made with")
+    parser.add_argument("--iterations", type=int, default=100, help="of the full-batch methods")
+    parser.add_argument("--samples", type=int, default=0, help="dlADMM: first so many images; 0: all")
+    parser.add_argument("--nu", type=float, default=1e-2)
+    parser.add_argument("--rho", type=float, default=1e-2)
+    parser.add_argument("--theta", type=float, default=1e-3)
+    parser.add_argument("--init", type=float, default=0.0, help="dlADMM: deviation of normal weights; 0: He's")
+    parser.add_argument("--methods", help="comma-separated: only those")
+    parser.add_argument("--validate", action="store_true")
+    args = parser.parse_args()
+    if not args.data_root or not (Path(args.data_root) / "MNIST" / "raw").exists():
+        raise SystemExit("skipped: no MNIST/raw under --data-root (or AUDITOR_DATA)")
+    torch.set_num_threads(1)
+    experiments[args.experiment](args)
+
+
+if __name__ == "__main__":
+    main()
