@@ -53,7 +53,7 @@ def _numpy(x: Tensor) -> Array:
     return np.ascontiguousarray(x.detach().numpy())
 
 
-@numba.njit(fastmath=True, cache=True)
+@numba.njit(fastmath={"contract", "reassoc"}, cache=True)
 def _cross_entropy(logits: Array, label: int) -> Any:
     top = logits[0]
     for c in range(1, logits.shape[0]):
