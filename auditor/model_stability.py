@@ -71,14 +71,14 @@ def model_stability(
     ours = measured(subject, top, images[:n], seed=seed)
     progress("stability", 1, 3)
     graph, std = graph_of(subject), subject.preprocessing.std
-    bounds = bounds_at(graph, _below(layers[-1]), std)
+    bounds = bounds_at(graph, input_node(layers[-1]), std)
     progress("stability", 2, 3)
     blank = null_model(subject, seed)
     null = measured(blank, top, images[: min(n, NULL_IMAGES)], seed=seed) if blank is not None else None
     proofs: tuple[Bound, Bound] = (Bound(None), Bound(None))
     if blank is not None and cost <= NULL_CERTIFIED:
         other = graph_of(blank)
-        proofs = bounds_at(other, _below(weight_layers(other)[-1]), std)
+        proofs = bounds_at(other, input_node(weight_layers(other)[-1]), std)
     progress("stability", 3, 3)
     found = {}
     for name in ("c1_sampled", "c1_local", "c2_sampled", "c2_local"):
@@ -97,7 +97,7 @@ def measured(
     subject: Subject, top: str, images: Tensor, *, seed: int = 0, n_steps: int = POWER_STEPS, samples: int = SAMPLES
 ) -> Found:
     """Return sampled and local constants of the input of the layer ``top`` at every image."""
-    f = _input_of(subject, top)
+    f = input_of(subject, top)
     generator = torch.Generator().manual_seed(seed)
     x = images.to(subject.device, subject.dtype)
     size = RADIUS * x[0].numel() ** 0.5
@@ -156,7 +156,7 @@ def last_hidden(subject: Subject, layers: list[WeightLayer]) -> str:
     return name
 
 
-def _input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
+def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
     """Return the function from pixels to the input of a module."""
     module = subject.module.get_submodule(name)
 
@@ -177,7 +177,7 @@ def _input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
     return run
 
 
-def _below(layer: WeightLayer) -> Node:
+def input_node(layer: WeightLayer) -> Node:
     """Return the node whose value a weight layer takes in."""
     node = layer.nodes[-1]
     is_addmm = node.target is torch.ops.aten.addmm.default
