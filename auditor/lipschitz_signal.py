@@ -22,7 +22,7 @@ from torch import Tensor
 
 from auditor.kernels.operator_norm import matrix_norm
 
-MOST_ENTRIES = 1 << 23  # of a product of linear operations that is still multiplied out
+MOST_ENTRIES = 1 << 24  # of a product of linear operations that is still multiplied out
 MOST_SIDE = 1600  # its shorter side
 
 Op = Callable[[Tensor], Tensor]
