@@ -1,8 +1,8 @@
 """The bento: its requirements are the project's, and it holds every folder the service imports."""
 
-import tomllib
 from pathlib import Path
 
+import tomllib
 import yaml
 
 ROOT = Path(__file__).parent.parent.parent
