@@ -272,7 +272,7 @@ def test_an_audit_measures_model_layers_and_explanations(audited):
     assert any(name.startswith("model/head.3/") for name in names)
     assert audited.metrics["model/accuracy"].n == audited.data["n"] == 1797  # all images, not only the explained
     for name, m in audited.metrics.items():
-        assert m.status in ("passed", "skipped"), (name, m)
+        assert m.status == "passed" or not name.startswith("explainer/"), (name, m)
         assert math.isfinite(m.value) == (m.status == "passed"), name
         if m.low is not None:
             assert m.low <= m.value <= m.high, name
