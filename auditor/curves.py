@@ -124,6 +124,7 @@ def curves_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -
     """Draw accuracy and residuals against epochs and against wall clock; return the path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(13, 9), layout="constrained")
     FigureCanvasAgg(figure)
@@ -150,9 +151,11 @@ def curves_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -
             axes[row][column].grid(alpha=0.3)
             if column:
                 axes[row][column].set_xscale("log")
+            else:
+                axes[row][column].xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0][0].legend(fontsize=8, loc="lower right")
     if axes[1][0].get_lines():
-        axes[1][0].legend(fontsize=8, loc="upper right")
+        axes[1][0].legend(fontsize=8, loc="lower left")
     figure.suptitle(title)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
