@@ -7,8 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import importlib.util
 import logging
 import sys
 import time
@@ -31,6 +29,7 @@ from auditor.errors import TamperError
 from auditor.explainer import Explainer, Progress, _versions, silent
 from auditor.explanation_metrics import GROUPS, take
 from auditor.measure import Measure
+from auditor.model_metrics import model_metrics
 from auditor.performance import performance
 from auditor.subject import Subject
 
@@ -46,7 +45,7 @@ class AuditConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0, description="Seed of noise, shuffled weights and bootstrap.")
     images: int = Field(default=100, ge=20, description="Images on which explanations are measured.")
-    slow_images: int = Field(default=6, ge=2, description="The same for kinds that search per image (rde).")
+    slow_images: int = Field(default=4, ge=2, description="The same for kinds that search per image (rde).")
     refits: int = Field(default=0, ge=0, le=10, description="Re-fits per explainer for basis_stability; 0: the fit's.")
     batch_size: int = Field(default=64, ge=1, description="Images per forward pass.")
     layers: bool = Field(default=True, description="Measure the model's layers too.")
@@ -144,11 +143,11 @@ def audit(
             "versions": _versions(),
         },
     )
-    parts: list[tuple[str, Callable[[], dict[str, Measure]]]] = [
-        ("model: performance", lambda: _prefixed("model", performance(subject, found, seed=config.seed))),
-    ]
-    if config.layers and importlib.util.find_spec("auditor.model_metrics") is not None:
+    parts: list[tuple[str, Callable[[], dict[str, Measure]]]] = []
+    if config.layers:
         parts.append(("model: layers", lambda: _layers(subject, chosen, config, progress)))
+    # after the layers: what is measured on all of the data replaces what was measured on the chosen images
+    parts.append(("model: performance", lambda: _prefixed("model", performance(subject, found, seed=config.seed))))
     for name, explainer in sorted(explainers.items()):
         effort = Effort.of(explainer, config.images, config.refits, config.slow_images)
         case = Case(subject, explainer, chosen, data, effort, config.seed, _named(name, progress))
@@ -216,7 +215,6 @@ def _named(name: str, progress: Progress) -> Progress:
 
 def _layers(subject: Subject, chosen: AuditImages, config: AuditConfig, progress: Progress) -> dict[str, Measure]:
     """Return what `auditor.model_metrics` says of the model and its layers."""
-    model_metrics = importlib.import_module("auditor.model_metrics").model_metrics
     labels = chosen.labels if bool((chosen.labels >= 0).all()) else None
     return dict(model_metrics(subject, chosen.images, labels, seed=config.seed, progress=progress))
 

@@ -33,19 +33,30 @@ class Effort:
     noise_samples: int = 3
     random_images: int = 40
     random_stages: int = 3
+    random_classes: int | None = None  # images of at most so many classes are explained on randomised models
     refits: int = 0
     radius: float = 0.02
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to ``explain``
 
     @classmethod
     def of(cls, explainer: Explainer, images: int, refits: int, slow_images: int) -> Effort:
-        """Return the usual effort, and a small one for kinds that search per image."""
-        if "max_steps" not in explainer.per_request:
+        """Return the usual effort; less for kinds that search per image, or that trace the model for each class."""
+        if "max_steps" in explainer.per_request:
+            n = slow_images
             return cls(
-                images, min(images, 40), noise_images=min(images, 40), random_images=min(images, 40), refits=refits
+                n, n, noise_images=n, noise_samples=1, random_images=n, random_stages=1, options={"max_steps": 15}
             )
-        n = slow_images
-        return cls(n, n, noise_images=n, noise_samples=1, random_images=n, random_stages=1, options={"max_steps": 15})
+        some = min(images, 40)
+        per_class = hasattr(explainer, "classes_")
+        return cls(
+            images,
+            some,
+            noise_images=some,
+            random_images=some,
+            random_classes=4 if per_class else None,
+            random_stages=1 if per_class else 3,
+            refits=refits,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +90,7 @@ class Case:
     def subset(self, n: int) -> tuple[AuditImages, list[Explanation]]:
         """Return at most ``n`` of the images with their explanations."""
         rows = spread(len(self.sample), n)
-        return self.sample.first(n), [self.explanations[i] for i in rows]
+        return self.sample.rows(rows), [self.explanations[i] for i in rows]
 
 
 def explain(

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from auditor.audit_case import Effort, explain
-from auditor.audit_images import AuditImages
+from auditor.audit_images import AuditImages, spread
 from auditor.concept_page import _picture
 from auditor.errors import AuditError
 from auditor.explainer import Explainer
@@ -29,7 +29,7 @@ def pictures(
     found = {}
     for name, explainer in sorted(explainers.items()):
         effort = Effort.of(explainer, N_EXAMPLES, 0, min(slow_images, 2))
-        sample = chosen.first(effort.images)
+        sample = _varied(chosen, effort.images)
         try:
             examples = [
                 _example(subject, sample, i, e)
@@ -39,6 +39,17 @@ def pictures(
             examples = []
         found[name] = {"concepts": _concepts(subject, explainer), "examples": examples}
     return found
+
+
+def _varied(chosen: AuditImages, n: int) -> AuditImages:
+    """Return ``n`` images of different predicted classes, as far as there are."""
+    first: dict[int, int] = {}
+    for i, k in enumerate(chosen.logits.argmax(1).tolist()):
+        first.setdefault(k, i)
+    rows = [first[k] for k in sorted(first)]
+    rows = [rows[j] for j in spread(len(rows), n)]
+    rows += [i for i in spread(len(chosen), n) if i not in rows]
+    return chosen.rows(rows[:n])
 
 
 def _concepts(subject: Subject, explainer: Any) -> list[dict[str, Any]]:

@@ -51,6 +51,10 @@ def randomisation(case: Case) -> dict[str, Measure]:
     Explanations must change: a mean above 0.9 with all layers destroyed fails the measure.
     """
     sample, before = case.subset(case.effort.random_images)
+    if case.effort.random_classes is not None:
+        classes = list(dict.fromkeys(e.target.index for e in before))[: case.effort.random_classes]
+        rows = [i for i, e in enumerate(before) if e.target.index in classes]
+        sample, before = sample.rows(rows), [before[i] for i in rows]
     targets = [e.target.index for e in before]
     found: dict[str, Measure] = {}
     measure = skipped("the model has no weights to randomise", "down")

@@ -10,6 +10,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "accuracy": ("accuracy", "share of labelled images the model gets right"),
     "nll": ("log loss", "mean surprise at the true class; 0 is certain and right"),
     "ece": ("calibration error", "mean gap between how sure the model is and how often it is right"),
+    "cross_entropy": ("log loss, chosen images", "mean surprise at the true class on the explained images"),
     "worst_class_accuracy": ("accuracy of the worst class", "share of images right in the class that does worst"),
     "verified": ("verified", "every byte of the explainer, and the model it was fitted to, are what was attached"),
     "f_cls": ("class kept", "share of images whose class survives when the explanation stands in for the model"),
@@ -32,7 +33,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "died": ("lost concepts", "concepts of the baseline without a counterpart"),
 }
 
-MODEL = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy"})
+MODEL = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy", "cross_entropy"})
 DRIFT = frozenset({"similarity", "null_low", "alarm", "born", "died"})
 EXPLAINER = frozenset(
     {

@@ -39,15 +39,18 @@ def draft_policy(audit: Audit) -> str:
         f"data_digest = {json.dumps(audit.data['digest'])}",
         f"audit_digest = {json.dumps(audit.digest)}",
     ]
-    for name, measure in audit.metrics.items():
-        lines += _limit_lines(name, measure)
+    order = sorted(audit.metrics, key=lambda name: (not name.startswith("model/"), name))
+    for name in order:
+        lines += _limit_lines(name, audit.metrics[name])
     return "\n".join([*lines, *_baseline_lines()]) + "\n"
 
 
 def limit_of(name: str, measure: Measure) -> float | None:
     """Return the drafted limit (a floor where up is better, else a ceiling); None where none makes sense."""
-    _, _, metric = split(name)
+    family, owner, metric = split(name)
     if measure.status != "passed" or measure.direction == "none" or metric == "verified":
+        return None
+    if family == "model" and owner:  # a person who cares for a single layer adds a limit by hand
         return None
     if metric.startswith("randomisation"):  # must differ from the null of 1; how much is chance with few concepts
         return round(max(measure.high or 0.0, (measure.value + 1) / 2), 3) if metric == "randomisation" else None
@@ -95,6 +98,8 @@ def _rounded(x: float, down: bool) -> float:
 
 def _baseline_lines() -> list[str]:
     return [
+        "",
+        "# Single layers have metrics too (model/LAYER/METRIC in the audit's JSON); add limits on them here.",
         "",
         "# Against the version in production (auditor gate MODEL --policy policy.toml --baseline models:/m@champion):",
         '# [limits."drift/alarm"]         # 1 when the concepts changed beyond what re-fitting changes',
