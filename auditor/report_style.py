@@ -50,8 +50,8 @@ dl{grid-template-columns:1fr}}
 @media print{:root{color-scheme:light;--ink:#1c2024;--pale:#555e6a;--paper:#fff;--card:#f5f7f9;--line:#cfd5db;
 --good:#1a7f4b;--warn:#a86200;--bad:#c2261f;--accent:#2c6bd2;--pos:#d62728;--neg:#1f5ac8}
 body{max-width:none;padding:0;font-size:12.5px;-webkit-print-color-adjust:exact;print-color-adjust:exact}
-h2,h3,h2+p,h3+p{break-after:avoid}tr,.verdict{break-inside:avoid}.scroll{overflow:visible}.shots img,.case img{width:58px;
-height:58px}.case figure{width:96px}table{font-size:11.5px}}
+h2,h3,h2+p,h3+p{break-after:avoid}tr,.verdict{break-inside:avoid}.scroll{overflow:visible}
+.shots img,.case img{width:58px;height:58px}.case figure{width:96px}table{font-size:11.5px}}
 """
 
 

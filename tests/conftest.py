@@ -77,6 +77,14 @@ def audited(trained, digits_data, concepts):
     return audit(trained[0], digits_data, {"concepts": concepts}, AuditConfig(images=30))
 
 
+@pytest.fixture(scope="session")
+def heads(trained, digits_data):
+    """Barely trained explanation heads of the digits subject: true to their form, quick to make."""
+    from auditor import fit
+
+    return fit("xnn", trained[0], digits_data, seed=0, max_epochs=2, max_images=200)
+
+
 @pytest.fixture
 def images(digits_data, digits):
     return next(digits_data.batches(digits, 7)).images
