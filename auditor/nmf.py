@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -25,6 +25,7 @@ from auditor.gallery import Gallery
 from auditor.harvest import Reservoir, as_columns, harvest
 from auditor.kernels.nmf import Factorization, factorize
 from auditor.kernels.projection import Basis, prepare, project, project_images
+from auditor.kernels.streaming import factorize_stream
 from auditor.layers import Layout
 from auditor.matching import match_columns
 from auditor.subject import Subject
@@ -45,6 +46,9 @@ class NmfConfig(ExplainerConfig):
     max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
     tol: float = Field(default=1e-4, gt=0, description="Stop when ten sweeps gain less than this share.")
     max_positions: int = Field(default=40_000, ge=16, description="Positions kept in memory for the factorization.")
+    epochs: int = Field(
+        default=0, ge=0, description="Passes over all positions that refine the basis beyond those kept in memory."
+    )
     held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
     max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
     refits: int = Field(default=2, ge=1, description="Re-fits from other starts, for the basis stability.")
@@ -78,11 +82,13 @@ class NmfExplainer(Explainer):
             raise OptionError(f"nmf: rank must be at least 1, got {cfg.rank}.")
         fit_columns, held_columns = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
         n_images = n_held = 0
+        low = 0.0
         for batch, held, _, z in harvest(
             subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=progress
         ):
             fit_columns.put(as_columns(layout, z[~held]))
             held_columns.put(as_columns(layout, z[held]))
+            low = min(low, float(z.min()))
             n_images, n_held = n_images + len(batch), n_held + int(held.sum())
         X, Y = fit_columns.columns(), held_columns.columns()
         if n_held == 0:
@@ -90,7 +96,7 @@ class NmfExplainer(Explainer):
                 "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
             )
             Y = X
-        self.signed_ = float(X.min()) < 0
+        self.signed_ = low < 0
         if self.signed_:
             log.info("nmf: layer %s has negative values; semi-NMF is used (basis free, scores non-negative)", layer)
         self.layer_ = layer
@@ -103,6 +109,8 @@ class NmfExplainer(Explainer):
             "fit_relative_error": best.relative_error,
             "basis_stability": self._basis_stability(X, best.W, progress),
         }
+        if cfg.epochs:
+            self._stream(subject, data, layout, progress)
         self._measure(subject, data, layout, n_held == 0, progress)
         self._fitted_to(subject, data, layer)
         return self
@@ -220,6 +228,47 @@ class NmfExplainer(Explainer):
             )
         except ValueError as error:
             raise NumericsError(f"layer {self.layer_!r}: {error}") from error
+
+    def _stream(self, subject: Subject, data: Data, layout: Layout, progress: Progress) -> None:
+        """Refine the basis on every position of the images of the fit; memory holds one batch at a time."""
+        cfg: NmfConfig = self.config
+        assert self.layer_ is not None
+        layer, epoch = self.layer_, 0
+
+        def shards() -> Iterator[Tensor]:
+            def told(_stage: str, done: int, total: int | None) -> None:
+                progress(f"pass {epoch + 1} of {cfg.epochs + 1} over all positions", done, total)
+
+            for _, held, _, z in harvest(
+                subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=told
+            ):
+                if not bool(held.all()):
+                    yield as_columns(layout, z[~held]).float().contiguous()
+
+        def on_step(t: int, _objective: float) -> None:
+            nonlocal epoch
+            epoch = t
+
+        try:
+            fit = factorize_stream(
+                shards,
+                self.W_.shape[1],
+                W0=self.W_,
+                signed=self.signed_,
+                max_iter=cfg.epochs,
+                tol=cfg.tol,
+                on_step=on_step,
+            )
+        except ValueError as error:
+            raise NumericsError(f"layer {layer!r}: {error}") from error
+        self.W_ = fit.W
+        self.metrics.update(
+            kkt=fit.kkt, fit_relative_error=fit.relative_error, fit_epochs=fit.n_iter, fit_positions=fit.positions
+        )
+        log.info(
+            "nmf: %d passes over %d positions: relative error %.4f (%s)",
+            fit.n_iter + 1, fit.positions, fit.relative_error, fit.status.value,
+        )  # fmt: skip
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
         rank = self.config.rank

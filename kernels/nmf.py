@@ -26,6 +26,7 @@ COARSE = 96  # positions per component in the smallest sample of the coarse-to-f
 COARSE_STEPS = 60
 COARSE_TOL = 1e-3
 ANSWER_PASSES = 5
+CANCELLED = 1e-2  # share of |X|^2 below which |X|^2 - 2 <B, S> + <G, S S^T> has lost digits and the misfit is formed
 MANY = 64  # components above which columns of X are the better start
 
 
@@ -57,6 +58,7 @@ class State:
     W: Tensor
     S: Tensor
     objective: float
+    B: Tensor  # W^T X, the costly product; whoever needs it again takes it from here
 
 
 def _checked(X: Tensor, rank: int, signed: bool) -> Energy:
@@ -103,26 +105,29 @@ def _reseed(X: Tensor, W: Tensor, S: Tensor, B: Tensor, G: Tensor, signed: bool)
     return W, S
 
 
-def _free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
+def free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
     """Return argmin_W |X - W S| = X S^T (S S^T)^+ for the semi-NMF."""
     inverse: Tensor = torch.linalg.pinv(SS.double(), hermitian=True)
     return (XSt.double() @ inverse).to(XSt.dtype)
 
 
-def hals(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool = False, inner: int = 3) -> Iterator[State]:
-    """Yield extrapolated HALS iterates (Ang & Gillis 2019) of |X - W S|^2, |X|^2 = ``x2``.
+def hals(
+    X: Tensor, W: Tensor, S: Tensor, x2: float, *, B: Tensor | None = None, signed: bool = False, inner: int = 3
+) -> Iterator[State]:
+    """Yield extrapolated HALS iterates (Ang & Gillis 2019) of |X - W S|^2, |X|^2 = ``x2``; B is W^T X if known.
 
     Each step updates W and then S by ``inner`` coordinate passes per matrix product, W and S both pushed on by
     ``beta`` times their last move. A step that would raise the objective is taken again without the push.
     """
-    objective = _objective(x2, W.T @ X, W.T @ W, S, S @ S.T)
-    yield State(0, W, S, objective)
+    B = W.T @ X if B is None else B
+    objective = _objective(x2, B, W.T @ W, S, S @ S.T)
+    yield State(0, W, S, objective, B)
     accepted = start = last = _unit_columns(W, S)  # the pair yielded, with S pushed on, and before W was pushed on
     beta, beta_limit = 0.5, 1.0
     for t in itertools.count(1):
         for (W, S), push in ((start, beta), (accepted, 0.0)):
             SS, XSt = S @ S.T, X @ S.T
-            W_next = _free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
+            W_next = free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
             norms = _norms(W_next)
             W_next = W_next / norms
             W = _pushed(W_next, last[0] / norms, push, free=signed)
@@ -133,7 +138,7 @@ def hals(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool = False, in
                 break
             beta, beta_limit = beta / 2, beta
         objective = value
-        yield State(t, W, S, value)
+        yield State(t, W, S, value, B)
         beta_limit = min(1.0, 1.05 * beta_limit)
         beta = min(beta_limit, 1.1 * beta)
         start, last, accepted = (W, _pushed(S, accepted[1] * norms[:, None], push)), (W_next, S), (W, S)
@@ -154,13 +159,15 @@ def _pushed(new: Tensor, old: Tensor, push: float, free: bool = False) -> Tensor
     return moved if free else moved.clamp_min_(0)
 
 
-def multiplicative(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool = False) -> Iterator[State]:
+def multiplicative(
+    X: Tensor, W: Tensor, S: Tensor, x2: float, *, B: Tensor | None = None, signed: bool = False
+) -> Iterator[State]:
     """Yield multiplicative-update iterates, W first. With ``signed`` W is the least-squares basis."""
-    SS = S @ S.T
-    yield State(0, W, S, _objective(x2, W.T @ X, W.T @ W, S, SS))
+    SS, B = S @ S.T, W.T @ X if B is None else B
+    yield State(0, W, S, _objective(x2, B, W.T @ W, S, SS), B)
     for t in itertools.count(1):
         XSt = X @ S.T
-        W = _free_basis(XSt, SS) if signed else multiply(W.T, XSt.T, SS, MU_EPS).T
+        W = free_basis(XSt, SS) if signed else multiply(W.T, XSt.T, SS, MU_EPS).T
         B, G = W.T @ X, W.T @ W
         if signed:
             rise = B.clamp_min(0) + (-G).clamp_min(0) @ S
@@ -169,20 +176,21 @@ def multiplicative(X: Tensor, W: Tensor, S: Tensor, x2: float, *, signed: bool =
         else:
             S = multiply(S, B, G, MU_EPS)
         SS = S @ S.T
-        yield State(t, W, S, _objective(x2, B, G, S, SS))
+        yield State(t, W, S, _objective(x2, B, G, S, SS), B)
 
 
-def kkt_residual(X: Tensor, W: Tensor, S: Tensor, *, signed: bool = False) -> float:
+def kkt_residual(X: Tensor, W: Tensor, S: Tensor, *, B: Tensor | None = None, signed: bool = False) -> float:
     """Return the largest |min(factor, gradient)|, each factor in the scale where the other one has unit rows.
 
     In that scale factor and gradient have the same unit, so the residual is divided by the largest entry of the
-    factor and does not change when X is scaled or weight moves between W and S. A free W counts with |gradient|.
+    factor and does not change when X is scaled or weight moves between W and S. A free W counts with |gradient|. ``B``
+    is W^T X where it is known.
     """
     W1, S1 = _unit_columns(W, S)
-    grad_S = (W1.T @ W1) @ S1 - W1.T @ X
+    grad_S = (W1.T @ W1) @ S1 - (W.T @ X if B is None else B) / _norms(W)[:, None]
     worst = float(torch.minimum(S1, grad_S).abs().amax() / S1.amax().clamp_min(1e-30))
     S2t, W2t = _unit_columns(S.T, W.T)
-    grad_W = (S2t.T @ S2t) @ W2t - S2t.T @ X.T
+    grad_W = (S2t.T @ S2t) @ W2t - (X @ S2t).T
     side = grad_W.abs() if signed else torch.minimum(W2t, grad_W).abs()
     return max(worst, float(side.amax() / W2t.abs().amax().clamp_min(1e-30)))
 
@@ -217,14 +225,19 @@ def factorize(
     """
     X = X.detach() if X.dtype == torch.float64 else X.detach().float()
     seen = _checked(X, rank, signed)
-    W, S = _start(X, rank, seen, seed, init, W0, S0, signed)
+    W, S, B = _start(X, rank, seen, seed, init, W0, S0, signed)
     solve = hals if solver == "hals" else multiplicative
     floor = max(10 * torch.finfo(X.dtype).eps, target_error) ** 2 * seen.total
-    status, best, history = _iterate(solve(X, W, S, seen.total, signed=signed), floor, max_iter, tol, on_step)
+    states = solve(X, W, S, seen.total, B=B, signed=signed)
+    status, best, history = _iterate(states, floor, max_iter, tol, on_step)
+    kkt = kkt_residual(X, best.W, best.S, B=best.B, signed=signed)
     W, S = _unit_columns(best.W, best.S)
     W, S = W.contiguous(), S.contiguous()
-    error = math.sqrt(energy(X - W @ S).total / seen.total) if seen.total > 0 else 0.0
-    return Factorization(W, S, status, len(history) - 1, history, kkt_residual(X, W, S, signed=signed), error)
+    misfit = best.objective
+    if misfit < CANCELLED * seen.total:
+        misfit = energy(X - W @ S).total
+    error = math.sqrt(misfit / seen.total) if seen.total > 0 else 0.0
+    return Factorization(W, S, status, len(history) - 1, history, kkt, error)
 
 
 def _iterate(
@@ -252,7 +265,8 @@ def _iterate(
 
 def _start(
     X: Tensor, rank: int, seen: Energy, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return W, S and, where the start has formed it, W^T X."""
     for name, given, wanted in (("W0", W0, (X.shape[0], rank)), ("S0", S0, (rank, X.shape[1]))):
         if given is not None and tuple(given.shape) != wanted:
             raise ValueError(f"NMF: {name} must have shape {wanted}, got {tuple(given.shape)}.")
@@ -261,34 +275,35 @@ def _start(
     generator = torch.Generator().manual_seed(seed)
     if W0 is not None:
         W = W0.detach().to(X)
-        return W, S0.detach().to(X) if S0 is not None else _answer(X, W)
+        return (W, S0.detach().to(X), None) if S0 is not None else (W, *_answer(X, W))
     if S0 is not None:
         S = S0.detach().to(X)
-        return random_start(X, rank, generator, signed=signed)[0], S
+        return random_start(X, rank, generator, signed=signed)[0], S, None
     return _coarse_to_fine(X, rank, seen, generator, init, signed)
 
 
-def _answer(X: Tensor, W: Tensor) -> Tensor:
-    """Return a few coordinate passes towards argmin_{S >= 0} |X - W S|^2."""
+def _answer(X: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a few coordinate passes towards argmin_{S >= 0} |X - W S|^2, and W^T X."""
     B, G = W.T @ X, W.T @ W
-    return sweep((B / G.diagonal().clamp_min(torch.finfo(X.dtype).tiny)[:, None]).clamp_min(0), B, G, ANSWER_PASSES)
+    S = (B / G.diagonal().clamp_min(torch.finfo(X.dtype).tiny)[:, None]).clamp_min(0)
+    return sweep(S, B, G, ANSWER_PASSES), B
 
 
 def _coarse_to_fine(
     X: Tensor, rank: int, seen: Energy, generator: torch.Generator, init: str, signed: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return a start for all positions, fitted on growing samples of them: W needs far fewer positions than S has."""
     if init == "columns" or (init == "auto" and rank > MANY and not signed):
         W = sample_columns(X, seen.columns, rank, generator)
         W = (W if signed else W.clamp_min(0)) / _norms(W)
-        return W, _answer(X, W)
+        return W, *_answer(X, W)
     begin = random_start if init == "random" else nndsvda
     sizes = [size for size in (COARSE * rank * 4**level for level in range(12)) if size <= X.shape[1] // 3]
     if not sizes:
-        return begin(X, rank, generator, signed=signed)
+        return *begin(X, rank, generator, signed=signed), None
     for level, size in enumerate(sizes):
         part = sample_columns(X, seen.columns, size, generator)
-        W, S = begin(part, rank, generator, signed=signed) if level == 0 else (W, _answer(part, W))
-        x2 = energy(part).total
-        W = _iterate(hals(part, W, S, x2, signed=signed), 0.0, COARSE_STEPS, COARSE_TOL)[1].W
-    return W, _answer(X, W)
+        W, S, B = (*begin(part, rank, generator, signed=signed), None) if level == 0 else (W, *_answer(part, W))
+        states = hals(part, W, S, energy(part).total, B=B, signed=signed)
+        W = _iterate(states, 0.0, COARSE_STEPS, COARSE_TOL)[1].W
+    return W, *_answer(X, W)

@@ -2,8 +2,9 @@
 
 Between shards only  X S^T  (channels, rank),  S S^T  (rank, rank)  and three sums are kept, so shards may come one
 after the other or from many machines. With S the exact projection of each shard on W, one epoch is one step of
-alternating minimisation and the objective never rises. The start is a bounded sample of the columns, drawn by energy
-with keys hashed from the column's running number, so it does not depend on how the positions were cut into shards.
+alternating minimisation and the objective never rises; a free basis (semi-NMF) steps by least squares. The start is a
+bounded sample of the columns, drawn by energy with keys hashed from the column's running number, so it does not depend
+on how the positions were cut into shards.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 
 from auditor.kernels.coordinate import sweep
 from auditor.kernels.energy import energy
-from auditor.kernels.nmf import Status, factorize
-from auditor.kernels.projection import project
+from auditor.kernels.nmf import Status, factorize, free_basis
+from auditor.kernels.projection import Basis, prepare, project
 
 SAMPLE = 128  # columns kept per component for the start
 W_PASSES = 20
@@ -80,38 +81,47 @@ class StreamFactorization:
     positions: int
 
 
-def statistics(X: Tensor, W: Tensor) -> Statistics:
-    """Map one shard X (channels, positions) to its statistics at the basis W."""
-    S = project(X, W).to(X.dtype)
+def statistics(X: Tensor, W: Tensor, basis: Basis | None = None) -> Statistics:
+    """Map one shard X (channels, positions) to its statistics at W; ``basis`` is W prepared, if it is at hand."""
+    S = project(X, basis or W).to(X.dtype)
     Sd = S.double()
     misfit = energy(X - W.to(X.dtype) @ S).total
     return Statistics((X @ S.T).double(), Sd @ Sd.T, energy(X).total, misfit, X.shape[1])
 
 
-def basis_step(W: Tensor, seen: Statistics) -> Tensor:
-    """Return the basis after coordinate passes on the reduced statistics; a component nobody used stays as it is."""
+def basis_step(W: Tensor, seen: Statistics, *, signed: bool = False) -> Tensor:
+    """Return the basis after coordinate passes on the reduced statistics; a component nobody used stays as it is.
+
+    With ``signed`` W is free and the least-squares basis of the statistics.
+    """
+    if signed:
+        return torch.where(seen.SS.diagonal() > 0, free_basis(seen.XSt, seen.SS), W)
     return sweep(W.T.contiguous(), seen.XSt.T.contiguous(), seen.SS, W_PASSES).T.contiguous()
 
 
-def basis_kkt(W: Tensor, seen: Statistics) -> float:
-    """Return max |min(W, gradient)| over max W, in the scale where S has unit rows; S itself is optimal."""
+def basis_kkt(W: Tensor, seen: Statistics, *, signed: bool = False) -> float:
+    """Return max |min(W, gradient)| over max W, in the scale where S has unit rows; S itself is optimal.
+
+    A free W counts with |gradient|.
+    """
     scale = seen.SS.diagonal().clamp_min(1e-300).sqrt()
     gradient = (W @ seen.SS - seen.XSt) / scale
     W = W * scale
-    return float(torch.minimum(W, gradient).abs().max() / W.max().clamp_min(1e-300))
+    side = gradient.abs() if signed else torch.minimum(W, gradient).abs()
+    return float(side.max() / W.abs().max().clamp_min(1e-300))
 
 
-def alternating(shards: Shards, W: Tensor) -> Iterator[StreamState]:
+def alternating(shards: Shards, W: Tensor, *, signed: bool = False) -> Iterator[StreamState]:
     """Yield one state per pass over the shards."""
     for t in itertools.count():
-        seen = None
+        seen, basis = None, prepare(W)
         for X in shards():
-            part = statistics(X, W)
+            part = statistics(X, W, basis)
             seen = part if seen is None else seen + part
         if seen is None:
             raise ValueError("NMF stream: no shard came; give at least one batch of positions.")
         yield StreamState(t, W, seen)
-        W = basis_step(W, seen)
+        W = basis_step(W, seen, signed=signed)
 
 
 def _hashed_exponential(start: int, n: int, seed: int) -> Tensor:
@@ -135,7 +145,7 @@ def draw_sample(shards: Shards, size: int, seed: int, *, signed: bool = False) -
         if look.low < 0 and not signed:
             raise ValueError(
                 f"NMF stream: activations must be non-negative, got a smallest value of {look.low:.4g}; "
-                "choose a layer after a ReLU."
+                "choose a layer after a ReLU, or signed=True."
             )
         start = 0 if kept is None else kept.seen
         keys = _hashed_exponential(start, X.shape[1], seed) / look.columns.cpu().clamp_min(1e-300)
@@ -158,12 +168,14 @@ def factorize_stream(
     max_iter: int = 30,
     tol: float = 1e-4,
     W0: Tensor | None = None,
+    signed: bool = False,
     on_step: Callable[[int, float], None] | None = None,
 ) -> StreamFactorization:
     """Fit a basis to a stream: ``shards()`` starts a pass and yields (channels, positions) tensors, the same each time.
 
     Peak memory is one shard, a sample of 128 columns per component and the statistics, whatever the number of shards.
-    The sharding changes the basis by rounding only (1e-4 relative in float32, 1e-9 in float64).
+    The sharding changes the basis by rounding only (1e-4 relative in float32, 1e-9 in float64). ``signed`` activations
+    get a free basis (semi-NMF).
 
     Example
     -------
@@ -172,10 +184,10 @@ def factorize_stream(
     >>> fit.positions, tuple(fit.W.shape)
     (40, (6, 2))
     """
-    W = W0.double() if W0 is not None else _stream_start(shards, rank, seed)
+    W = W0.double() if W0 is not None else _stream_start(shards, rank, seed, signed)
     status, best = Status.STEP_LIMIT, None
     history: list[float] = []
-    for state in itertools.islice(alternating(shards, W), max_iter + 1):
+    for state in itertools.islice(alternating(shards, W, signed=signed), max_iter + 1):
         objective = state.statistics.misfit
         if history and objective > history[-1]:
             status = Status.CONVERGED
@@ -193,12 +205,12 @@ def factorize_stream(
     norms = best.W.norm(dim=0)
     W = best.W / torch.where(norms > 0, norms, torch.ones_like(norms))
     return StreamFactorization(
-        W.float(), status, len(history) - 1, history, basis_kkt(best.W, seen), error, seen.positions
+        W.float(), status, len(history) - 1, history, basis_kkt(best.W, seen, signed=signed), error, seen.positions
     )
 
 
-def _stream_start(shards: Shards, rank: int, seed: int) -> Tensor:
-    drawn = draw_sample(shards, SAMPLE * rank, seed)
+def _stream_start(shards: Shards, rank: int, seed: int, signed: bool) -> Tensor:
+    drawn = draw_sample(shards, SAMPLE * rank, seed, signed=signed)
     if not 1 <= rank <= min(drawn.columns.shape):
         raise ValueError(
             f"NMF stream: rank must be between 1 and the smaller side of the data, got rank {rank} for "
@@ -207,4 +219,4 @@ def _stream_start(shards: Shards, rank: int, seed: int) -> Tensor:
     chance = drawn.keys.numel() * drawn.energies / max(drawn.total, 1e-300)
     weight = chance.clamp_min(1e-300).clamp_max(1).rsqrt() if drawn.seen > drawn.keys.numel() else torch.ones(1)
     weight = torch.where(drawn.energies > 0, weight.double(), torch.zeros(1, dtype=torch.float64))
-    return factorize(drawn.columns.double() * weight, rank, seed=seed, tol=1e-3).W
+    return factorize(drawn.columns.double() * weight, rank, seed=seed, tol=1e-3, signed=signed).W

@@ -154,7 +154,7 @@ def test_rank_is_chosen_by_held_out_error(tmp_path):
         ({"rank": 999}, OptionError, "rank must be at most 5"),
         ({"rank": 0}, OptionError, "rank must be at least 1"),
         ({"rank": "many"}, OptionError, "option 'rank"),
-        ({"nosuch": 1}, OptionError, "unknown option 'nosuch'; the options are batch_size, held_out_every"),
+        ({"nosuch": 1}, OptionError, "unknown option 'nosuch'; the options are batch_size, epochs, held_out_every"),
         ({"layer": "nosuch"}, LayerError, "no layer 'nosuch'"),
         ({"target": 9}, OptionError, "class index must be 0 to 2, got 9"),
         ({"seed": -1}, OptionError, "option 'seed'"),
@@ -240,3 +240,24 @@ def test_an_inplace_relu_after_the_layer_clips_nothing(tmp_path):
     e = fit("nmf", subject, open_data(tmp_path / "x.npz"), layer="0", rank=3, refits=1)
     assert e.signed_
     assert all(item.gap() < 1e-6 for item in e.explain(subject, x))
+
+
+@pytest.mark.parametrize("layer", ["relu", "conv"])
+def test_epochs_see_positions_that_memory_did_not_hold(tiny, tiny_npz, layer):
+    """A basis from few positions, refined by passes over all of them, fits all of them better."""
+    data = open_data(tiny_npz)
+    few, refined = (
+        fit("nmf", tiny, data, layer=layer, rank=3, refits=1, max_positions=16, epochs=epochs) for epochs in (0, 4)
+    )
+    layout = tiny.layout(layer)
+    x = torch.cat([b.images for b in data.batches(tiny)])
+    seen = torch.arange(len(x)) % 5 != 4
+    z = tiny.activations(x[seen], [layer])[layer]
+    X = as_columns(layout, z)
+    errors = [float((X - e.W_ @ project(X, e.W_)).norm() / X.norm()) for e in (few, refined)]
+    assert refined.metrics["fit_positions"] == X.shape[1] > 16
+    assert 1 <= refined.metrics["fit_epochs"] <= 4
+    assert errors[1] < errors[0]
+    assert refined.metrics["fit_relative_error"] == pytest.approx(errors[1], rel=1e-3)
+    assert refined.signed_ == (layer == "conv")
+    assert "fit_epochs" not in few.metrics

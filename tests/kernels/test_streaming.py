@@ -72,3 +72,26 @@ def test_sample_does_not_depend_on_the_shards():
 def test_bad_input_gets_one_sentence(shards, rank, sentence):
     with pytest.raises(ValueError, match=sentence):
         factorize_stream(lambda: shards, rank)
+
+
+def test_signed_stream_reaches_the_in_memory_semi_nmf():
+    X = activations() - 0.3
+    memory = factorize(X, 4, signed=True, tol=1e-8, max_iter=2000)
+    fit = factorize_stream(cut(X, 200, 650), 4, signed=True, tol=1e-7, max_iter=200)
+    assert fit.W.min() < 0
+    assert all(b <= a for a, b in zip(fit.objective, fit.objective[1:], strict=False))
+    assert fit.relative_error <= memory.relative_error * 1.01
+    whole = factorize_stream(cut(X), 4, signed=True, tol=1e-7, max_iter=200)
+    torch.testing.assert_close(fit.W, whole.W, rtol=0, atol=1e-6)
+    assert fit.kkt < factorize_stream(cut(X), 4, signed=True, max_iter=1, tol=0).kkt
+
+
+def test_a_free_component_nobody_uses_stays():
+    X = activations()
+    X[0] = 0
+    W = torch.cat([factorize(X, 3, max_iter=5).W, torch.zeros(24, 1).double()], dim=1)
+    W[0, 3] = 1  # a channel that is silent everywhere
+    step = basis_step(W, statistics(X, W), signed=True)
+    assert torch.isfinite(step).all()
+    assert not torch.equal(step[:, 0], W[:, 0])
+    assert torch.equal(step[:, 3], W[:, 3])
