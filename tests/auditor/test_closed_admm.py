@@ -37,6 +37,7 @@ METHODS = {
     "taylor": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(variant="taylor", beta=1.0, gamma=1.0)),
     "bcd": bcd,
     "dladmm": lambda b, x, y: dladmm(b, x, y, DlAdmmConfig(nu=1e-2, rho=1e-2, theta=1e-3)),
+    "dladmm-exact": lambda b, x, y: dladmm(b, x, y, DlAdmmConfig(nu=1e-2, rho=1e-2, solver="exact")),
     "sgd": lambda b, x, y: backprop(b, x, y, BackpropConfig(lr=0.05, batch=30)),
     "adam": lambda b, x, y: backprop(b, x, y, BackpropConfig(optimizer="adam", lr=0.01, batch=30, decay_epochs=40)),
 }
@@ -109,6 +110,8 @@ def slow_objective(run):
     "options",
     [
         {},
+        {"solver": "exact"},
+        {"solver": "exact", "penalty": "l2", "strength": 1e-2},
         {"penalty": "l1", "strength": 1e-2},
         {"penalty": "l2", "strength": 1e-2},
         {"constraint": "orthonormal"},
