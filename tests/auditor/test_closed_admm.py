@@ -31,6 +31,13 @@ def mlp(*widths, seed=0):
     return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 METHODS = {
     "full": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(beta=1.0, gamma=1.0)),
     "full-ce": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(loss="cross_entropy", start="forward")),
