@@ -81,6 +81,7 @@ class DlAdmm:
         self.z[-1] = torch.full_like(self.z[-1], -1.0).scatter_(1, y[:, None], 1.0)
         self.d = torch.zeros_like(self.z[-1])
         self.loss = loss_of(cfg.loss)
+        self._input_gram = net.x.T @ net.x
         self.theta_used = [cfg.theta] * L
 
     def __iter__(self) -> Iterator[Cycle]:
@@ -172,7 +173,7 @@ class DlAdmm:
     def _step_w(self, layer: int) -> None:
         cfg, a = self.config, self.a[layer]
         c, target = self._coupling(layer)
-        gram = a.T @ a
+        gram = self._input_gram if layer == 0 else a.T @ a
         cross = (target - self.net.b[layer]).T @ a
         for _ in range(cfg.w_steps):
             W = self.net.W[layer]

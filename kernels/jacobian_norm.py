@@ -1,10 +1,11 @@
 """Largest singular value of a Jacobian by power iteration, for a whole batch at once and without forming it.
 
-    v <- J^T (J v) / |J^T (J v)|,      sigma = |J v|
+    v <- J^T (J v),      sigma = max |J v| / |v|  over the span of all v so far
 
-``J v`` comes from forward-mode and ``J^T u`` from reverse-mode differentiation of the same pass. The rows of a batch
-must not influence each other (a network in eval mode), so that J is block diagonal. The values never fall from one
-step to the next and never exceed the truth: each is a lower bound of |J|_2 that is attained by its ``v``.
+(the directions already tried are kept and mixed in the best way, as Lanczos does: at the same cost 20 steps find what
+plain power iteration needs hundreds for). ``J v`` comes from forward-mode and ``J^T u`` from reverse-mode
+differentiation of the same pass. The rows of a batch must not influence each other (a network in eval mode), so that J
+is block diagonal. The value never exceeds |J|_2: it is attained by the direction that is returned with it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def pull(f: Function, x: Tensor, u: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
-    """Return |J(x) v| after ``n_steps`` power iterations from ``v`` (any length), and that unit ``v``, per row.
+    """Return the largest |J(x) v| over the unit v found in ``n_steps`` steps from ``v``, and that ``v``, per row.
 
     >>> diagonal = torch.tensor([3.0, 1.0], dtype=torch.float64)
     >>> x = torch.zeros(1, 2, dtype=torch.float64)
@@ -50,19 +51,33 @@ def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> 
     >>> round(float(s[0]), 6)
     3.0
     """
+    tried, images = [], []  # orthonormal directions (batch, inputs) and J times them (batch, outputs)
     v = unit(v)
     for _ in range(n_steps):
         with torch.enable_grad(), forward_ad.dual_level():
             leaf = x.detach().requires_grad_(True)
             out, tangent = _dual(f, leaf, v)
             if tangent is None or not out.requires_grad:
-                break  # a constant
+                return x.new_zeros(len(x)), v  # a constant
             w: Tensor | None = torch.autograd.grad(out, leaf, tangent.detach(), allow_unused=True)[0]
+        tried.append(v.flatten(1))
+        images.append(tangent.detach().flatten(1))
         if w is None:
             break
-        moved = w.flatten(1).norm(dim=1) > 0  # where J v = 0 the direction stays
-        v = torch.where(moved.view(-1, *[1] * (x.dim() - 1)), unit(w), v)
-    return push(f, x, v).flatten(1).norm(dim=1), v
+        basis = torch.stack(tried, 1)
+        v = w.flatten(1)
+        length = v.norm(dim=1)
+        for _twice in range(2):
+            v = v - torch.einsum("bkn,bk->bn", basis, torch.einsum("bkn,bn->bk", basis, v))
+        fresh = v.norm(dim=1) > 1e-5 * length  # less is rounding: all directions that matter have been tried
+        v = torch.where(fresh[:, None], unit(v), torch.zeros_like(v)).view_as(x)
+        if not bool(fresh.any()):
+            break
+    moved = torch.stack(images, 1).double()
+    small = moved @ moved.transpose(1, 2)
+    mix = torch.linalg.eigh(small).eigenvectors[:, :, -1].to(x.dtype)
+    best = unit(torch.einsum("bkn,bk->bn", torch.stack(tried, 1), mix)).view_as(x)
+    return push(f, x, best).flatten(1).norm(dim=1), best
 
 
 def unit(v: Tensor) -> Tensor:

@@ -56,12 +56,17 @@ def images(root, name, validate):
     return (x[:-10000], y[:-10000], x[-10000:], y[-10000:]) if validate else (x, y, *part("t10k"))
 
 
-def mlp(widths, seed):
-    """Affine layers with ReLU between; normal weights of He's size, zero biases."""
+def mlp(widths, seed, gain=None):
+    """Affine layers with ReLU between; normal weights, zero biases.
+
+    Deep nets start at He's size, shallow ones at a quarter of it (chosen on validation images: 98.2 against 97.6%).
+    """
+    gain = gain or (1.0 if len(widths) > 5 else 0.25)
     torch.manual_seed(seed)
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     for lin in layers:
         nn.init.kaiming_normal_(lin.weight, nonlinearity="relu")
+        lin.weight.data.mul_(gain)
         nn.init.zeros_(lin.bias)
     return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
@@ -123,7 +128,7 @@ def many(run, seeds):
 
 
 def shallow(args):
-    data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 25
+    data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 15
     full = args.iterations
     methods = [
         ("Block-ADMM, 5 inner steps, duals", "97.53", 97.6,
@@ -170,7 +175,7 @@ def shallow(args):
     wanted = args.methods.split(",") if args.methods else None
     rows = []
     for name, published, reach, run in methods:
-        if wanted is None or any(name.lower().startswith(w.lower()) for w in wanted):
+        if wanted is None or any(name.startswith(w) for w in wanted):
             rows.append((name, published, reach, *many(run, args.seeds)))
             table(rows)
 
@@ -213,8 +218,8 @@ def by_dladmm(widths, seed, data, args, **options):
     """dlADMM on the first ``--samples`` images, since each iteration takes all of them; 0: all."""
     x, y, *held = data
     n = args.samples or len(x)
-    blocks = mlp(widths, seed)
-    settings = {"nu": args.nu, "rho": args.rho, "theta": args.theta, "init": args.init or None}
+    blocks = mlp(widths, seed, gain=1.0)
+    settings = {"nu": args.nu, "rho": args.rho, "theta": args.theta, "w_steps": 3, "init": args.init or None}
     solver = DlAdmm(blocks, x[:n], y[:n], DlAdmmConfig(**{**settings, **options, "seed": seed}))
     found, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
     return found, spent, solver.violation()
@@ -297,7 +302,7 @@ def main():
     parser.add_argument("--samples", type=int, default=0, help="dlADMM: first so many images; 0: all")
     parser.add_argument("--nu", type=float, default=1e-2)
     parser.add_argument("--rho", type=float, default=1e-2)
-    parser.add_argument("--theta", type=float, default=1e-3)
+    parser.add_argument("--theta", type=float, default=1e-6)
     parser.add_argument("--init", type=float, default=0.0, help="dlADMM: deviation of normal weights; 0: He's")
     parser.add_argument("--methods", help="comma-separated: only those")
     parser.add_argument("--validate", action="store_true")
