@@ -139,3 +139,40 @@ def test_bad_input_is_one_sentence(digits, digits_data, tiny, tiny_npz, tmp_path
     np.savez(tmp_path / "one.npz", images=np.zeros((12, 13, 17), np.uint8), labels=np.ones(12, int))
     with pytest.raises(DataError, match="every image is labelled 'b'"):
         fit("deepfacto", tiny, open_data(tmp_path / "one.npz"), layer="relu")
+
+
+def test_an_exported_model_is_factorized_and_its_network_registered(cli, trained, images):
+    """From pt2 only the graph is known; the new version answers as the explainer does and names its source."""
+    import json
+
+    from auditor.plugins import load, load_subject, log_subject
+    from auditor.plugins.place import resolve
+
+    uri = log_subject(trained[0], "to_factorize", experiment="tests")
+    options = [f"--set={text}" for text in ("rank=3", "epochs=1", "refits=0")]
+    line = cli.fails("fit", "nmf", uri, "--data", "sklearn:digits", "--register")
+    assert "kind nmf makes no network of its own" in line
+    answer = cli.json(
+        "fit", "deepfacto", uri, "--data", "sklearn:digits", "--limit", "200", "--register", "--name", "f", *options
+    )
+    assert answer["registered"] == "models:/to_factorize/2"
+    source = load_subject(uri)
+    explainer = load(uri, "f", subject=source)
+    made = load_subject(answer["registered"])
+    with torch.no_grad():
+        exact, unrolled = explainer.logits(source, images), made.logits(images)
+    torch.testing.assert_close(unrolled, exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+    assert made.class_names == source.class_names
+    lineage = json.loads(resolve(answer["registered"]).tags["auditor.lineage"])
+    assert lineage["source"] == uri
+    assert lineage["source_digest"] == source.digest
+    assert lineage["explainer_digest"] == answer["digest"]
+    assert source.digest != made.digest
+
+
+def test_layers_are_found_with_gradients_off(trained):
+    from auditor import Subject
+
+    with torch.no_grad():
+        fresh = Subject(trained[0].module, input_shape=(1, 8, 8))
+        assert fresh.layout("features").channels == 64
