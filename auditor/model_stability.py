@@ -29,7 +29,7 @@ from auditor.explainer import Progress, silent
 from auditor.kernels.jacobian_norm import largest_singular_values, pull, unit
 from auditor.lipschitz import Bound, bounds_at
 from auditor.measure import Measure, skipped
-from auditor.null_model import null_model
+from auditor.null_model import untrained, untrained_graph
 from auditor.subject import Subject
 from auditor.subject_graph import graph_of
 from auditor.weight_layers import WeightLayer, weight_layers
@@ -73,18 +73,17 @@ def model_stability(
     graph, std = graph_of(subject), subject.preprocessing.std
     bounds = bounds_at(graph, input_node(layers[-1]), std)
     progress("stability", 2, 3)
-    blank = null_model(subject, seed)
-    null = measured(blank, top, images[: min(n, NULL_IMAGES)], seed=seed) if blank is not None else None
+    below = input_node(layers[-1])
     proofs: tuple[Bound, Bound] = (Bound(None), Bound(None))
-    if blank is not None and cost <= NULL_CERTIFIED:
-        other = graph_of(blank)
-        proofs = bounds_at(other, input_node(weight_layers(other)[-1]), std)
+    with untrained(subject, seed) as new:
+        null = measured(subject, top, images[: min(n, NULL_IMAGES)], seed=seed)
+        if cost <= NULL_CERTIFIED:
+            proofs = bounds_at(untrained_graph(graph, new), below, std)
     progress("stability", 3, 3)
     found = {}
     for name in ("c1_sampled", "c1_local", "c2_sampled", "c2_local"):
         values: Tensor = getattr(ours, name)
-        chance = float(getattr(null, name).max()) if null is not None else None
-        found[name] = _largest(values, chance)
+        found[name] = _largest(values, float(getattr(null, name).max()))
     for name, bound, proof in zip(("c1_certified", "c2_certified"), bounds, proofs, strict=True):
         if bound.value is None:
             found[name] = skipped(bound.reason, "down")
