@@ -25,6 +25,7 @@ from torch import Tensor
 
 from auditor.layers import Layout
 from auditor.subject import Subject
+from auditor.tail import tail_of, values_from
 
 MAX_POINTS = 64
 MAX_ROWS, MAX_NUMBERS = 64, 8_000_000  # rows, and numbers at the layer, that go through the network at once
@@ -51,18 +52,26 @@ def contributions(
     """
     index = torch.tensor(targets, device=z.device)
     z_hat = W @ S  # (batch, channels, positions)
+    above, tail = values_from(subject, layer), tail_of(subject, layer)
 
     def value(positions: Tensor, like: Tensor) -> Tensor:
-        return subject.forward_from(layer, layout.from_positions(positions, like))
+        return above(layout.from_positions(positions, like))
 
+    is_own = layout.name == "tokens"  # the class token stays, so the empty activation differs from image to image
     with torch.no_grad():
         logits_hat = value(z_hat, z)
         f_hat = logits_hat.gather(1, index[:, None])[:, 0].double()
-        bias = value(torch.zeros_like(z_hat), z).gather(1, index[:, None])[:, 0].double()
+        at_zero = value(torch.zeros_like(z_hat), z) if tail is None or is_own else tail.at_zero(z).expand(len(z), -1)
+        bias = at_zero.gather(1, index[:, None])[:, 0].double()
     f = logits.gather(1, index[:, None])[:, 0].double()
     found = torch.zeros(S.shape[0], S.shape[1], dtype=torch.float64, device=z.device)
     open_ = torch.ones(S.shape[0], dtype=torch.bool, device=z.device)
     error = torch.zeros_like(f)
+    if tail is not None and tail.is_affine and not is_own:
+        slopes = torch.cat([layout.to_positions(tail.slope(k, z)) for k in targets])  # (batch, channels, positions)
+        found = (S * (W.T @ slopes)).sum(-1).double()
+        error = f_hat - bias - found.sum(1)
+        open_ = error.abs() > TOLERANCE * f.abs().clamp_min(1.0)  # none, unless the tail bends where it was not tried
     n = 1
     while bool(open_.any()):
         rows = open_.nonzero()[:, 0]

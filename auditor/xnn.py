@@ -137,9 +137,19 @@ class XnnExplainer(Explainer):
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
         z = activations[self.layer_]
-        with torch.no_grad():
-            E = self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
+        E = activations.get(self.features_key())
+        if E is None:
+            E = self.features(z)
         return self.explain_features(subject, images, logits, z, E, self._targets(subject, logits, targets), heatmaps)
+
+    def features(self, z: Tensor) -> Tensor:
+        """Return the x-features (classes, batch, features, cells) of the layer's activations."""
+        with torch.no_grad():
+            return self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
+
+    def features_key(self) -> str:
+        """Return the name under which a shared pass may hand in the x-features too."""
+        return f"x-features {self.digest_}"
 
     def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
         """Return the heatmaps of all x-features of one class on pixels ``x``."""

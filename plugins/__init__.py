@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from auditor.plugins.audits import latest_audit, run_audit, run_gate
+    from auditor.plugins.image_dataset import ImageDataset
     from auditor.plugins.models import describe, load_subject, log_subject
     from auditor.plugins.registry import attach, detach, list_attached, load, verify
 
 _HOME = {
+    "ImageDataset": "image_dataset",
     "attach": "registry",
     "describe": "models",
     "detach": "registry",
@@ -25,6 +27,7 @@ _HOME = {
 }
 
 __all__ = [
+    "ImageDataset",
     "attach",
     "describe",
     "detach",

@@ -117,6 +117,11 @@ def store_audit(found: Audit, place: Place) -> str:
             "seed": found.seed,
             "n_metrics": len(found.metrics),
             "explainers": {name: info.get("digest") for name, info in found.explainers.items()},
+            "files": {  # what the server's page shows has no checksum of its own
+                path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+                for path in sorted(Path(folder).iterdir())
+                if path.name != "audit.json"
+            },
         }
         set_tag(place, AUDIT_TAG, json.dumps(value, sort_keys=True))
     log_metrics(

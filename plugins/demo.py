@@ -1,33 +1,46 @@
-"""The demo: train, register, fit, attach, explain, in an embedded MLflow (SQLite)."""
+"""The demo: train, register, fit and attach every kind, explain, audit and gate, in an embedded MLflow (SQLite)."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError
+from auditor.plugins.audits import run_audit, run_gate
 from auditor.plugins.models import load_subject, log_subject
 from auditor.plugins.registry import attach
 
 if TYPE_CHECKING:
     from auditor.explainer import Progress
 
-MODEL = "digits"
+MODEL, ALIAS = "digits", "champion"
+TRAIN, TEST = "sklearn:digits?split=train", "sklearn:digits?split=test"
+# kind -> the name under which it is attached, and its options
+KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "nmf": ("concepts", {"rank": 10}),
+    "coupled": ("latent", {}),
+    "xnn": ("heads", {}),
+    "tree": ("rules", {}),
+    "deepfacto": ("factors", {}),
+    "rde": ("suffices", {}),
+}
 
 
-def run_demo(folder: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
-    """Do the whole path in ``folder`` and return what was made, ready for JSON."""
+def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str] = ()) -> dict[str, Any]:
+    """Do the whole path in ``folder`` and return what was made, ready for JSON; ``kinds``: only these explainers."""
     import mlflow
-    import torch
-    from PIL import Image
 
+    from auditor.audit import AuditConfig
     from auditor.data import open_data
     from auditor.demo import train_digits
     from auditor.explainer import fit
-    from auditor.heatmap import to_rgb
-    from auditor.sheet import contact_sheet
+    from auditor.policy import parse_policy
+    from auditor.policy_draft import draft_policy
+    from auditor.report import write_report
 
+    kinds = _chosen(kinds)
     folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"--dir {folder}: there is a file of this name; give a folder.")
@@ -42,24 +55,64 @@ def run_demo(folder: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
     progress("registering", 0, None)
     model = log_subject(subject, MODEL, experiment="auditor-demo")
     subject = load_subject(model)
-    concepts = fit("nmf", subject, open_data("sklearn:digits?split=train"), rank=10, seed=seed, progress=progress)
-    attached = attach(concepts, model, "concepts", subject=subject)
 
-    test = next(open_data("sklearn:digits?split=test").batches(subject, 400))
-    rows = [int((test.labels == digit).nonzero()[0, 0]) for digit in (7, 3, 8, 0, 5)]
-    images = test.images[torch.tensor(rows)]
-    sheet = contact_sheet(images, concepts.explain(subject, images), folder / "explained.png")
-    image = folder / "seven.png"
-    Image.fromarray(to_rgb(images[0])[..., 0]).save(image)
+    train = open_data(TRAIN)
+    explainers, attached = {}, {}
+    for kind in kinds:
+        name, options = KINDS[kind]
+        explainers[name] = fit(kind, subject, train, seed=seed, progress=progress, **options)
+        attached[name] = attach(explainers[name], model, name, subject=subject).to_json()
+    first = next(iter(explainers))
+    sheet, image = _pictures(subject, explainers[first], folder)
+
+    config = AuditConfig(seed=seed, images=50)
+    found = run_audit(model, TEST, config=config, subject=subject, progress=progress, fresh=True)
+    (folder / "audit.json").write_bytes(found.sealed())
+    report = write_report(found, folder / "report.html")
+    policy = folder / "policy.toml"
+    policy.write_text(draft_policy(found), encoding="utf-8")
+    gate = run_gate(model, parse_policy(policy.read_text(encoding="utf-8"), policy.name), promote=ALIAS)
     result = {
         "tracking_uri": uri,
         "model": model,
         "accuracy": accuracy,
-        "layer": concepts.layer_,
-        "explainer": attached.to_json(),
-        "metrics": concepts.metrics,
+        "layer": explainers[first].layer_,
+        "explainers": attached,
+        "metrics": {name: e.metrics for name, e in explainers.items()},
         "sheet": str(sheet),
         "image": str(image),
+        "report": str(report),
+        "n_metrics": len(found.metrics),
+        "policy": str(policy),
+        "gate": {"verdict": gate.verdict, "checks": len(gate.checks), "promoted": gate.promoted},
     }
     (folder / "demo.json").write_text(json.dumps(result, indent=1))
     return result
+
+
+def _chosen(kinds: Sequence[str]) -> list[str]:
+    from auditor.explainer import available_kinds
+
+    here = [kind for kind in KINDS if kind in available_kinds()]
+    unknown = [kind for kind in kinds if kind not in here]
+    if unknown:
+        raise OptionError(f"demo: there is no kind {unknown[0]!r}; the kinds are {', '.join(here)}.")
+    return list(kinds) or here
+
+
+def _pictures(subject: Any, explainer: Any, folder: Path) -> tuple[Path, Path]:
+    """Write a sheet of five explained test digits, and one digit as a PNG to try things on."""
+    import torch
+    from PIL import Image
+
+    from auditor.data import open_data
+    from auditor.heatmap import to_rgb
+    from auditor.sheet import contact_sheet
+
+    test = next(open_data(TEST).batches(subject, 400))
+    rows = [int((test.labels == digit).nonzero()[0, 0]) for digit in (7, 3, 8, 0, 5)]
+    images = test.images[torch.tensor(rows)]
+    sheet = contact_sheet(images, explainer.explain(subject, images), folder / "explained.png")
+    image = folder / "seven.png"
+    Image.fromarray(to_rgb(images[0])[..., 0]).save(image)
+    return sheet, image

@@ -90,9 +90,9 @@ class LocalService:
 class LocalServices:
     """All deployments remembered in a folder."""
 
-    def __init__(self, folder: Path | None = None, serve: Sequence[str] = SERVE) -> None:
+    def __init__(self, folder: Path | None = None, serve: Sequence[str] | None = None) -> None:
         self.folder = folder if folder is not None else default_folder()
-        self._serve = tuple(serve)
+        self._serve = tuple(serve if serve is not None else SERVE)
 
     def start(self, name: str, model_uri: str, config: Mapping[str, Any]) -> LocalService:
         """Start a service and return when it is ready; what goes wrong on the way leaves nothing behind."""

@@ -119,7 +119,7 @@ def load(uri: str, name: str, *, subject: Subject | None = None) -> Any:
     from auditor.explainer import Explainer
 
     with mlflow_errors(f"load {name} of {place.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        explainer = Explainer.load(_download(place, entry["location"], Path(folder)), own, entry["digest"])
+        explainer = Explainer.load(download(place, entry["location"], Path(folder)), own, entry["digest"])
     if explainer.kind != entry["kind"]:
         raise TamperError(
             f"explainer {name} of {place.label}: its tag says {entry['kind']}, the artifact {explainer.kind}."
@@ -186,7 +186,7 @@ def _look(place: Place, name: str, value: str, subject_digest: str) -> Attached:
     known = (name, entry["kind"], entry["digest"], entry["location"], entry["time"])
     try:
         with mlflow_errors(f"explainer {name} of {place.label}"), tempfile.TemporaryDirectory() as folder:
-            path = _download(place, entry["location"], Path(folder))
+            path = download(place, entry["location"], Path(folder))
             manifest = read_artifact(path, digest=entry["digest"], subject_digest=subject_digest).manifest
         if manifest["kind"] != entry["kind"]:
             raise TamperError(f"its tag says kind {entry['kind']}, the artifact {manifest['kind']}.")
@@ -202,13 +202,14 @@ def _problem_at(place: Place, location: str, digest: str, subject_digest: str | 
 
     try:
         with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-            read_artifact(_download(place, location, Path(folder)), digest=digest, subject_digest=subject_digest)
+            read_artifact(download(place, location, Path(folder)), digest=digest, subject_digest=subject_digest)
     except AuditError as error:
         return str(error)
     return ""
 
 
-def _download(place: Place, location: str, folder: Path) -> Path:
+def download(place: Place, location: str, folder: Path) -> Path:
+    """Bring an artifact folder into a local one, and return where it is."""
     repository = place.repository()
     entries = repository.list_artifacts(location)
     if not entries:

@@ -44,7 +44,7 @@ class Routes:
     async def explain(self, request: Request) -> Response:
         """Explain one image."""
         started = time.perf_counter()
-        loaded = self.worker.current()
+        loaded = await self.worker.ready()
         body, (content,) = await read(request, ExplainRequest)
         job = job_of(self.settings, loaded, await pixels(self.worker, loaded, content), body)
         return _json(await self._one(request, job, started))
@@ -52,7 +52,7 @@ class Routes:
     async def predict(self, request: Request) -> Response:
         """Predict one image."""
         started = time.perf_counter()
-        loaded = self.worker.current()
+        loaded = await self.worker.ready()
         _, (content,) = await read(request, PredictRequest)
         job = job_of(self.settings, loaded, await pixels(self.worker, loaded, content), ONLY_PREDICT)
         answer = await self._one(request, job, started)
@@ -61,7 +61,7 @@ class Routes:
     async def explain_batch(self, request: Request) -> Response:
         """Explain several images; a bad one gets its error in its place."""
         started = time.perf_counter()
-        loaded = self.worker.current()
+        loaded = await self.worker.ready()
         body, contents = await read(request, ExplainBatchRequest, "images")
         options = Options.model_validate(body.model_dump(exclude={"images"}))
         jobs = await asyncio.gather(*(self._job(loaded, content, options) for content in contents))
@@ -69,11 +69,11 @@ class Routes:
 
     async def explainers(self, request: Request) -> Response:
         """Tell what is attached."""
-        return _json(self.worker.current().describe())
+        return _json((await self.worker.ready()).describe())
 
     async def model(self, request: Request) -> Response:
         """Tell what is served."""
-        loaded = self.worker.current()
+        loaded = await self.worker.ready()
         subject = loaded.subject
         return _json(
             {
@@ -90,11 +90,11 @@ class Routes:
 
     async def samples(self, request: Request) -> Response:
         """Give a few images to try."""
-        return _json(self.worker.current().samples)
+        return _json((await self.worker.ready()).samples)
 
     async def gallery(self, request: Request) -> Response:
         """Give the pictures kept of each concept."""
-        loaded, name = self.worker.current(), request.path_params["explainer"]
+        loaded, name = await self.worker.ready(), request.path_params["explainer"]
         if name not in loaded.explainers:
             known = ", ".join(loaded.explainers) or "none"
             raise Problem(404, f"there is no explainer of this name; attached are: {known}.", code="unknown_explainer")
@@ -105,11 +105,11 @@ class Routes:
 
     async def kserve_models(self, request: Request) -> Response:
         """List the models, which is one."""
-        return _json({"models": [self.worker.current().name]})
+        return _json({"models": [(await self.worker.ready()).name]})
 
     async def kserve_model(self, request: Request) -> Response:
         """Tell whether the model is ready."""
-        loaded = self._named(request)
+        loaded = await self._named(request)
         return _json({"name": loaded.name, "ready": True})
 
     async def kserve_explain(self, request: Request) -> Response:
@@ -166,15 +166,15 @@ class Routes:
             return problem
         return job_of(self.settings, loaded, x, options)
 
-    def _named(self, request: Request) -> Loaded:
-        loaded = self.worker.current()
+    async def _named(self, request: Request) -> Loaded:
+        loaded = await self.worker.ready()
         if request.path_params["name"] != loaded.name:
             raise Problem(404, f"there is no model of this name; this server has {loaded.name!r}.", code="no_model")
         return loaded
 
     async def _instances(self, request: Request, forced: Options | None) -> list[Answer]:
         started = time.perf_counter()
-        loaded = self._named(request)
+        loaded = await self._named(request)
         body = parse(KServeRequest, await request.body())
         jobs = []
         for i, instance in enumerate(body.instances):

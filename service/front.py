@@ -18,7 +18,7 @@ from auditor.service.keys import Keys
 from auditor.service.logs import tell
 from auditor.service.measures import REFUSED, REQUEST_DURATION, REQUESTS
 from auditor.service.problems import Problem
-from auditor.service.settings import Settings
+from auditor.service.settings import Settings, from_environment
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,8 @@ ROUTES = frozenset({"/explain", "/predict", "/explain_batch", "/explainers", "/m
 class Front:
     """ASGI middleware around the whole server."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
+    def __init__(self, app: App, settings: Settings | None = None) -> None:
+        settings = settings if settings is not None else from_environment()
         self.app, self.settings = app, settings
         self.keys = Keys(settings.api_keys) if settings.api_keys is not None else None
         self.max_body = int(settings.max_body_mb * 1024 * 1024)

@@ -20,6 +20,7 @@ from auditor.service.draw import picture
 from auditor.service.runner import Runner, choose_runner
 from auditor.service.settings import Settings
 from auditor.subject import Subject
+from auditor.tail import prepare_tail
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,8 @@ def load_model(settings: Settings) -> Loaded:
         check_notes(place)
     subject = load_subject(uri, allow_pickle=settings.allow_pickle or None)
     explainers = {name: load(uri, name, subject=subject) for name in (names(uri) if place.name else [])}
+    for layer in {e.layer_ for e in explainers.values() if e.layer_ and e.kind in ("nmf", "coupled")}:
+        prepare_tail(subject, layer)
     runner = choose_runner(settings, place, subject, explainers)
     stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return Loaded(

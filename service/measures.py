@@ -1,10 +1,34 @@
-"""Prometheus metrics of the service; labels have few values, whatever callers send."""
+"""Prometheus metrics of the service; labels have few values, whatever callers send.
+
+With several workers each keeps its numbers in memory-mapped files. Their space is claimed when the process starts: a
+disk that fills up later would otherwise end the process at the next new label, by a signal that nothing can catch.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
+from pathlib import Path
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):  # the client opens files there as soon as a metric is made
+    Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).mkdir(parents=True, exist_ok=True)
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    mmap_dict,
+)
+
+log = logging.getLogger(__name__)
+
+FOLDER = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+ROOM = 1 << 20  # bytes per file, more than all labels need: files that grow later are not claimed
+mmap_dict._INITIAL_MMAP_SIZE = ROOM
+
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -30,6 +54,19 @@ VERIFICATION_FAILURES = Counter(
 )
 RELOADS = Counter("auditor_reloads", "Model versions loaded.", ["outcome"])
 READY = Gauge("auditor_ready", "Workers that are warm.", multiprocess_mode="livesum")
+
+
+def claim_room() -> None:
+    """Claim the disk space of this process's files."""
+    for path in Path(FOLDER).glob(f"*_{os.getpid()}.db") if FOLDER else ():
+        try:
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        except OSError as error:
+            log.warning("metrics: no room could be claimed for %s: %s", path.name, error)
+
+
+claim_room()
 
 
 def exposition() -> tuple[bytes, str]:

@@ -15,6 +15,10 @@ from starlette.staticfiles import StaticFiles
 from auditor.service.problems import Problem
 
 PAGE = Path(__file__).parent / "page"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
 
 TABLE = (
     ("POST", "/explain", "explain"),
@@ -40,7 +44,7 @@ def mounted(handlers: Callable[[], Any]) -> Starlette:
     if PAGE.is_dir():
         # "/" too: BentoML's own page there calls a tracker on the network
         routes += [Route(path, _to_page, methods=["GET"]) for path in ("/", "/ui")]
-        routes += [Mount("/ui", StaticFiles(directory=PAGE, html=True))]
+        routes += [Mount("/ui", _Page(directory=PAGE, html=True))]
     return Starlette(routes=routes)
 
 
@@ -60,4 +64,13 @@ def _endpoint(handlers: Callable[[], Any], name: str) -> Callable[[Request], Awa
 
 
 async def _to_page(request: Request) -> Response:
-    return RedirectResponse("/ui/", 307)
+    return RedirectResponse("ui/", 307)  # relative: the service may stand below a path of a proxy
+
+
+class _Page(StaticFiles):
+    """The page's files; a strict policy lets it load nothing but its own and talk to nobody but us."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        answer = super().file_response(*args, **kwargs)
+        answer.headers.update({"content-security-policy": POLICY, "cache-control": "no-cache"})
+        return answer

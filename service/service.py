@@ -17,7 +17,6 @@ from auditor.service.problems import Problem
 from auditor.service.routes import mounted
 from auditor.service.settings import from_environment
 
-settings = from_environment()
 _serving: list[Any] = []  # the one AuditorService of this process, once it has been made
 
 
@@ -29,7 +28,7 @@ def _handlers() -> Any:
 
 @bentoml.service(
     name="auditor",
-    workers=settings.workers,
+    workers=from_environment().workers,
     traffic={"timeout": 3600},  # ours is shorter, and in our shape
     metrics={"enabled": False},
     logging={"access": {"enabled": False}},
@@ -41,7 +40,8 @@ class AuditorService:
         from auditor.service.app import Routes
         from auditor.service.worker import Worker
 
-        _settle_in()
+        settings = from_environment()
+        _settle_in(settings.threads)
         self.worker = Worker(settings)
         self.routes = Routes(self.worker)
         _serving[:] = [self]
@@ -62,11 +62,11 @@ class AuditorService:
 
 
 _service: Any = AuditorService  # the decorator has made it a bentoml.Service
-_service.add_asgi_middleware(Front, settings=settings)
+_service.add_asgi_middleware(Front)
 _service.mount_asgi_app(mounted(_handlers), path="/", name="auditor")
 
 
-def _settle_in() -> None:
+def _settle_in(threads: int) -> None:
     """Threads that do not fight, logs as JSON lines, foreign warnings left out."""
     import logging
     import warnings
@@ -75,7 +75,7 @@ def _settle_in() -> None:
 
     from auditor.service.logs import JsonLines
 
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(threads)
     warnings.simplefilter("ignore")
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:

@@ -32,14 +32,23 @@ def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
         settings = settings.model_copy(update={"api_keys": settings.api_keys.resolve()})
     _check_port(host, port)
     _check_model(model)
-    metrics = Path(tempfile.mkdtemp(prefix="auditor-metrics-"))
+    metrics = Path(tempfile.mkdtemp(prefix="auditor-metrics-", dir=_memory_folder()))
     try:
         os.environ.update(worker_environment(settings.threads, metrics))
         os.environ.update(to_environment(settings))
         tell("info", "serving", model=model, address=f"http://{host}:{port}", page=f"http://{host}:{port}/ui")
-        _run_bentoml(host, port)
+        _run_bentoml(host, port, metrics)
     finally:
         shutil.rmtree(metrics, ignore_errors=True)
+
+
+def _memory_folder() -> str | None:
+    """Return a folder in memory for the metrics, where there is one: a full disk must not stop new workers."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        return None
+    found = os.statvfs(shared)
+    return str(shared) if found.f_bavail * found.f_frsize > 64 << 20 else None
 
 
 def worker_environment(threads: int, metrics: Path) -> dict[str, str]:
@@ -67,11 +76,13 @@ def worker_environment(threads: int, metrics: Path) -> dict[str, str]:
     return {**{k: v for k, v in defaults.items() if k not in os.environ}, **fixed}
 
 
-def _run_bentoml(host: str, port: int) -> None:
+def _run_bentoml(host: str, port: int, metrics: Path) -> None:
     from _bentoml_impl.loader import load
     from _bentoml_impl.server import serve_http
+    from bentoml._internal.configuration.containers import BentoMLContainer
     from bentoml._internal.log import configure_server_logging
 
+    BentoMLContainer.prometheus_multiproc_dir.set(str(metrics))  # its own is one for the machine, wiped at each start
     configure_server_logging()  # type: ignore[no-untyped-call]
     logging.getLogger("bentoml").setLevel(logging.WARNING)
     load(SERVICE, working_dir=".").inject_config()

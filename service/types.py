@@ -59,7 +59,7 @@ class Options(Message):
     )
     samples: int = Field(default=8, ge=1, le=64, description="Noise samples of the stability.")
     radius: float = Field(
-        default=0.02, gt=0, le=1, description="Root mean square change of a pixel in the stability's noise."
+        default=0.02, ge=1e-6, le=1, description="Root mean square change of a pixel in the stability's noise."
     )
     seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the stability's noise.")
     timeout_s: float | None = Field(

@@ -40,6 +40,7 @@ class Worker:
         self.decoders = ThreadPoolExecutor(N_DECODERS, thread_name_prefix="auditor-decode")
         self._refused_mark = ""
         self._failures = 0
+        self._looked = asyncio.Event()  # set once the first loading has ended, well or not
 
     async def start(self) -> None:
         """Open the lanes and begin to load."""
@@ -70,6 +71,16 @@ class Worker:
             raise Problem(503, f"not ready: {self.problem}.", code="not_ready", retry_after_s=2)
         return self.loaded
 
+    async def ready(self) -> Loaded:
+        """Return the model being served; while the first loading runs, wait for it.
+
+        The processes share one port, so a process that takes a dead one's place is sent requests before it can answer.
+        """
+        if self.loaded is None and not self._looked.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._looked.wait(), self.settings.request_timeout_s)
+        return self.current()
+
     async def answer(self, jobs: Sequence[Job]) -> list[Answer | Problem]:
         """Answer jobs in the lane they belong to."""
         lane = self._lanes[1 if any(job.is_slow for job in jobs) else 0]
@@ -93,8 +104,10 @@ class Worker:
                 READY.set(1)
                 RELOADS.labels("served").inc()
                 tell("info", "model served", model=fresh.label, before=old.label if old else None)
+                self._looked.set()
                 del old, fresh
                 await loop.run_in_executor(self._loader, _tidy)
+            self._looked.set()
             await asyncio.sleep(self._pause_s())
 
     def _pause_s(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from auditor.commands.group import auditor, example, tells
+from auditor.commands.group import JSON, PICKLE, auditor, example, tells
 
 
 @auditor.command(
@@ -48,3 +48,22 @@ def serve(model: str, host: str, port: int, quiet: bool, **options: Any) -> None
     if quiet:
         given["log_requests"] = False
     run_server(model, host=host, port=port, **given)
+
+
+@auditor.command(epilog=example("auditor export models:/digits@champion && auditor serve models:/digits@champion"))
+@click.argument("model")
+@PICKLE
+@JSON
+@tells
+def export(model: str, allow_pickle: bool, as_json: bool) -> None:
+    """Export MODEL with what its explainers read to one ONNX graph, check it against torch, and store it."""
+    from auditor.plugins.exports import export as export_version
+    from auditor.terminal import as_text, say, waiting
+
+    with waiting(f"exporting {model}"):
+        found = export_version(model, allow_pickle=allow_pickle or None)
+    if as_json:
+        say(as_text(found.to_json()))
+        return
+    size = len(found.content) / 1e6
+    say(f"{found.location}: {size:.1f} MB, within {found.worst:.1e} of torch; auditor serve now uses it.")

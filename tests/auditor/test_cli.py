@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -100,11 +101,19 @@ def test_usage_errors_are_clicks_own_exit_2(cli):
     assert cli("nosuch").exit_code == 2
 
 
-def test_demo_is_whole(tmp_path, registry):
+@pytest.mark.parametrize(
+    "kinds", [["nmf"], pytest.param(["nmf", "coupled", "xnn", "tree", "deepfacto", "rde"], marks=pytest.mark.slow)]
+)
+def test_demo_is_whole(tmp_path, registry, kinds):
     from tests.conftest import Cli
 
-    out = Cli().json("demo", "--dir", tmp_path / "demo")
+    chosen = ["--kind", "nmf"] if kinds == ["nmf"] else []
+    out = Cli().json("demo", "--dir", tmp_path / "demo", *chosen)
+    assert [entry["kind"] for entry in out["explainers"].values()] == kinds
     assert out["accuracy"] >= 0.97
+    assert out["gate"]["verdict"] == "pass"
+    assert out["gate"]["promoted"] == "champion"
+    assert "<html" in Path(out["report"]).read_text(encoding="utf-8")
     picture = Image.open(out["sheet"])
     assert picture.size[0] > 500
     assert json.loads((tmp_path / "demo" / "demo.json").read_text())["model"] == "models:/digits/1"

@@ -3,13 +3,6 @@
 import pytest
 import torch
 
-from auditor import fit
-
-
-@pytest.fixture(scope="module")
-def heads(trained, digits_data):
-    return fit("xnn", trained[0], digits_data, seed=0, max_epochs=2, max_images=200)
-
 
 def same(a, b):
     assert (a.kind, a.name, a.prediction.index, a.target.index) == (b.kind, b.name, b.prediction.index, b.target.index)

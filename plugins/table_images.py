@@ -1,0 +1,107 @@
+"""Table images: what ``mlflow.models.evaluate`` hands to an evaluator, as an image source of an audit."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from auditor.errors import AuditError, DataError
+from auditor.plugins.image_dataset import Array, array_data
+
+if TYPE_CHECKING:
+    from auditor.subject import Subject
+
+
+def data_of(dataset: Any, subject: Subject, column: str | None = None) -> Any:
+    """Return a data set's images and labels as a source: image tensors, a table with an image column, or flat rows."""
+    features = dataset.features_data
+    images = _from_table(features, subject, column) if hasattr(features, "columns") else _from_array(features, subject)
+    labels = _class_numbers(dataset.labels_data, subject, len(images)) if dataset.has_targets else None
+    return array_data(images, labels, str(dataset.name or "dataset"))
+
+
+def holds_images(dataset: Any) -> bool:
+    """Whether a data set can hold images at all: tensors, or a table with one column of them."""
+    features = dataset.features_data
+    if hasattr(features, "columns"):
+        return any(_is_image_cell(features[c].iloc[0]) for c in features.columns) if len(features) else False
+    return np.ndim(features) in (2, 3, 4)
+
+
+def _from_array(features: Any, subject: Subject) -> Array:
+    found = np.asarray(features)
+    c, h, w = subject.input_shape
+    if found.ndim == 2:
+        if found.shape[1] != c * h * w:
+            raise DataError(
+                f"data: {found.shape[1]} numbers per row, but an image of this model has {c} x {h} x {w}; "
+                "flatten the images with images.reshape(len(images), -1)."
+            )
+        return found.reshape(-1, c, h, w)
+    return found
+
+
+def _from_table(frame: Any, subject: Subject, column: str | None) -> Array:
+    name = column if column is not None else _image_column(frame)
+    if name not in frame.columns:
+        known = ", ".join(str(c) for c in frame.columns)
+        raise DataError(f"image_column {name}: the table has no such column; there are: {known}.")
+    return np.stack([_image(cell, subject, k) for k, cell in enumerate(frame[name])])
+
+
+def _image_column(frame: Any) -> Any:
+    found = [c for c in frame.columns if len(frame) and _is_image_cell(frame[c].iloc[0])]
+    if len(found) == 1:
+        return found[0]
+    what = f"{len(found)} columns may hold images ({', '.join(map(str, found))})" if found else "no column holds images"
+    raise DataError(f"data: {what}; name it: evaluator_config={{'image_column': …}}.")
+
+
+def _is_image_cell(cell: Any) -> bool:
+    if isinstance(cell, (bytes, bytearray)):
+        return True
+    if isinstance(cell, (str, Path)):
+        return len(str(cell)) < 4096 and Path(cell).is_file()
+    return np.ndim(cell) in (2, 3)
+
+
+def _image(cell: Any, subject: Subject, k: int) -> Array:
+    """Return one cell as float32 (channels, height, width) in [0, 1]."""
+    from PIL import Image
+
+    from auditor.pixels import from_array, from_pil, read_image
+
+    try:
+        if isinstance(cell, (str, Path)):
+            return read_image(Path(cell), subject.preprocessing)
+        if isinstance(cell, (bytes, bytearray)):
+            with Image.open(io.BytesIO(cell)) as picture:
+                return from_pil(picture, subject.preprocessing)
+        pixels = np.stack([np.asarray(row) for row in cell]) if isinstance(cell, (list, tuple)) else np.asarray(cell)
+        pixels = from_array(pixels[None], subject.preprocessing, f"image {k}")[0]
+        return np.asarray(pixels)
+    except AuditError as error:
+        raise DataError(f"data: row {k}: {error}") from None
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"data: row {k}: not a readable image ({str(error)[:100]}).") from None
+
+
+def _class_numbers(labels: Any, subject: Subject, n: int) -> Array:
+    """Return labels as class numbers of the model: numbers as they are, names looked up."""
+    found = np.asarray(labels)
+    if found.shape != (n,):
+        raise DataError(f"data: want one label per image, {n}, got {found.shape}.")
+    if found.dtype.kind in "OUS":
+        return np.array([subject.class_index(str(label)) for label in found], dtype=np.int64)
+    if found.dtype.kind == "f" and np.array_equal(found, np.round(found)):
+        found = found.astype(np.int64)
+    if found.dtype.kind not in "iu":
+        raise DataError(f"data: labels must be class numbers or names, got {found.dtype}.")
+    if found.min() < 0 or found.max() >= subject.n_classes:
+        raise DataError(
+            f"data: labels must be 0 to {subject.n_classes - 1} for this model, got {found.min()} to {found.max()}."
+        )
+    return found.astype(np.int64)

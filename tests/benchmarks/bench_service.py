@@ -1,0 +1,164 @@
+"""POST /explain against a bare BentoML endpoint that only runs the same model's forward pass, in one run.
+
+    python tests/benchmarks/bench_service.py [--models digits resnet18] [--engines torch onnx] [--seconds 8]
+    python tests/benchmarks/bench_service.py --memory 20000
+
+Both servers have one worker with one thread. They are loaded in turns, over 8 connections of a lean client on the same
+machine, so what else the machine does meets both; the ratio printed is the median over the rounds. Beside requests per
+second stands the servers' CPU time per request, which a busy machine distorts least. ``contributions`` asks for ``nmf``
+and ``xnn`` without heatmaps and without stability; ``heatmaps`` asks for ``nmf`` with PNG heatmaps.
+
+Wanted: contributions of the digits CNN >= 1.0, of resnet18 >= 0.8 (torch) and >= 1.5 (onnx); heatmaps >= 0.5; p99 at
+most 3 times p50; memory of a worker grows by less than 2%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import live_server as ls
+
+ASKED = {
+    "contributions": [("explainers", "nmf,xnn"), ("heatmaps", "none"), ("stability", "off")],
+    "heatmaps": [("explainers", "nmf"), ("heatmaps", "png"), ("stability", "off")],
+}
+WANTED = {("digits", "torch"): 1.0, ("digits", "onnx"): 1.0, ("resnet18", "torch"): 0.8, ("resnet18", "onnx"): 1.5}
+
+
+def bare(model: str, store: str, folder: Path):
+    port = ls.free_port()
+    here = Path(__file__).parent
+    command = [
+        sys.executable,
+        "-m",
+        "bentoml",
+        "serve",
+        "bare_service:Bare",
+        "--port",
+        str(port),
+        "--host",
+        "127.0.0.1",
+    ]
+    command += ["--working-dir", str(here)]
+    return ls.started(command, port, folder, {**ls.at(store), "BARE_MODEL": model})
+
+
+def round_of(live: ls.Live, requests: list[bytes], seconds: float, concurrency: int) -> tuple[ls.Load, float]:
+    """Return the load and the server's CPU milliseconds per request."""
+    before = live.cpu_s()
+    load = ls.run_load(live.port, requests, seconds=seconds, concurrency=concurrency)
+    answered = max(1, sum(load.statuses.values()))
+    return load, 1000 * (live.cpu_s() - before) / answered
+
+
+def files_of(model: str) -> list[bytes]:
+    return (
+        ls.digit_files() if model == "digits" else [ls.image_file(x, "JPEG") for x in ls.smooth_noise(12, 224, seed=1)]
+    )
+
+
+def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], args: argparse.Namespace) -> None:
+    files = files_of(name)
+    with ExitStack() as stack:
+        peer = stack.enter_context(bare(uri, store, folder / f"bare-{name}"))
+        servers = {}
+        for engine in engines:
+            if engine == "onnx" and (reason := ls.export_onnx(uri, store)):
+                print(f"{name:9} onnx   skipped: {reason}")
+                continue
+            servers[engine] = stack.enter_context(
+                ls.serve(uri, store, folder / f"{name}-{engine}", engine=engine, log_requests="false")
+            )
+        plain = [ls.multipart(peer.port, "/predict", f) for f in files]
+        round_of(peer, plain, 2, args.concurrency)
+        for engine, live in servers.items():
+            told = live.get("/model")[1]
+            print(f"{name:9} {engine:6} engine {told['engine']} {told.get('engine_reason', '')}")
+            for what, fields in ASKED.items():
+                requests = [ls.multipart(live.port, "/explain", f, fields) for f in files]
+                round_of(live, requests, 2, args.concurrency)
+                rates, cpus, tails = [], [], []
+                for _ in range(args.rounds):
+                    theirs, their_cpu = round_of(peer, plain, args.seconds, args.concurrency)
+                    ours, our_cpu = round_of(live, requests, args.seconds, args.concurrency)
+                    rates.append(ours.rate / max(theirs.rate, 1e-9))
+                    cpus.append(their_cpu / max(our_cpu, 1e-9))
+                    tails.append(ours.percentile(99) / ours.percentile(50))
+                    print(f"   bare           {theirs.told()}  cpu {their_cpu:.2f} ms")
+                    print(f"   {what:14} {ours.told()}  cpu {our_cpu:.2f} ms", flush=True)
+                wanted = 0.5 if what == "heatmaps" else WANTED[name, engine]
+                print(
+                    f"{name:9} {engine:6} {what:14} requests per second {statistics.median(rates):.2f} of bare "
+                    f"(wanted {wanted}), by CPU per request {statistics.median(cpus):.2f}; "
+                    f"p99/p50 {statistics.median(tails):.2f} (wanted <= 3)",
+                    flush=True,
+                )
+
+
+def memory(uri: str, store: str, folder: Path, n: int) -> None:
+    """Print how a worker's resident memory grows over n requests of all sorts."""
+    files = ls.digit_files()
+    with ls.serve(uri, store, folder / "memory", log_requests="false") as live:
+        mixed = []
+        for i, file in enumerate(files):
+            style = ("none", "png", "array", "none", "none")[i % 5]
+            steady = "fast" if i % 10 == 1 else "off"
+            fields = [("explainers", "nmf,xnn" if i % 3 else "nmf"), ("heatmaps", style), ("stability", steady)]
+            mixed.append(ls.multipart(live.port, "/explain", file, fields))
+        mixed.append(ls.multipart(live.port, "/explain", b"no image"))
+        mixed.append(ls.http("GET", live.port, "/explainers"))
+        workers = live.workers()
+        warm = ls.run_load(live.port, mixed, n=1000)
+        before = {pid: ls.rss_mb(pid) for pid in workers}
+        print(
+            f"memory: after {sum(warm.statuses.values())} requests to warm up: {[round(v) for v in before.values()]} MB"
+        )
+        for part in range(10):
+            load = ls.run_load(live.port, mixed, n=n // 10)
+            now = {pid: ls.rss_mb(pid) for pid in workers}
+            print(
+                f"   {(part + 1) * (n // 10):6} requests {load.told()} {[round(v, 1) for v in now.values()]} MB",
+                flush=True,
+            )
+        growth = max(now[pid] / before[pid] - 1 for pid in workers)
+        print(f"memory: resident memory of a worker grew by {100 * growth:.2f}% over {n} requests (wanted < 2%)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["digits", "resnet18"], choices=["digits", "resnet18"])
+    parser.add_argument("--engines", nargs="+", default=["torch", "onnx"], choices=["torch", "onnx"])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each round and server")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--memory", type=int, metavar="N", help="only this: memory of a worker over N requests")
+    parser.add_argument("--dir", type=Path, help="keep the registered models here for the next run")
+    args = parser.parse_args()
+    os.environ.update(ls.QUIET)
+    folder = args.dir or Path(tempfile.mkdtemp(prefix="bench-service-"))
+    try:
+        print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        for name in ["digits"] if args.memory else args.models:
+            store = ls.use_store(folder / name)
+            done = folder / name / "uri"
+            if not done.exists():
+                uri = ls.register_digits() if name == "digits" else ls.register_resnet18(folder / name)
+                done.write_text(uri)
+            uri = done.read_text()
+            if args.memory:
+                memory(uri, store, folder, args.memory)
+            else:
+                compare(name, uri, store, folder, args.engines, args)
+    finally:
+        if args.dir is None:
+            ls.remove(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""Faults, each against the real server: what breaks around it, or in it, must not break its answers.
+
+No test here measures time; waiting ends when the thing is there, with limits far above what a busy machine needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.benchmarks import live_server as ls
+from tests.benchmarks import odd_images as odd
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+FIELDS = [("explainers", "concepts"), ("heatmaps", "none"), ("stability", "off")]
+POLL_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory, trained, concepts):
+    """A store with digits versions 1 to 3, all explained; version 3 is broken on disk. Returns folder and address."""
+    from auditor.plugins import attach, log_subject
+
+    folder = tmp_path_factory.mktemp("faults")
+    with ls.current_registry(f"sqlite:///{folder}/unused.db"):
+        store = ls.use_store(folder / "store")
+        for _ in range(3):
+            attach(concepts, log_subject(trained[0], "digits", experiment="bench"), "concepts", subject=trained[0])
+    spoil(store, 3)
+    return folder, store
+
+
+def spoil(store: str, version: int) -> None:
+    """Change one byte of an attached explainer's tensors, as a bad disk or a stranger would."""
+    client = registry(store)
+    place = json.loads(client.get_model_version("digits", str(version)).tags["auditor.explainer.concepts"])["location"]
+    source = client.get_model_version("digits", str(version)).source
+    root = client.get_logged_model(source.removeprefix("models:/")).artifact_location
+    found = place if place.startswith("file:") else f"{root}/{place}"
+    (path,) = Path(unquote(urlsplit(found).path)).rglob("tensors.safetensors")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+
+
+def registry(store: str):
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=store, registry_uri=store)
+
+
+def point(store: str, alias: str, version: int) -> None:
+    registry(store).set_registered_model_alias("digits", alias, str(version))
+
+
+@pytest.fixture(scope="module")
+def live(versions):
+    """Two workers that follow the alias ``champion``, at version 1."""
+    folder, store = versions
+    point(store, "champion", 1)
+    settings = {"workers": 2, "poll_s": POLL_S, "upload_timeout_s": 3, "log_requests": "false"}
+    with ls.serve("models:/digits@champion", store, folder / "live", **settings) as server:
+        ls.eventually(lambda: server.log.read_text().count("model served") == 2, "both workers are warm")
+        yield server
+
+
+def body_of(file: bytes) -> dict[str, object]:
+    return {
+        "image": base64.b64encode(file).decode(),
+        "explainers": ["concepts"],
+        "heatmaps": "none",
+        "stability": "off",
+    }
+
+
+def version_of(server: ls.Live) -> str:
+    status, told = server.post("/explain", body_of(ls.digit_files()[0]))
+    assert status == 200, told
+    return str(told["model"]["version"])
+
+
+def all_at(server: ls.Live, version: str, n: int = 20) -> bool:
+    """Whether n answers in a row, each over a connection of its own, come from the version."""
+    return all(version_of(server) == version for _ in range(n))
+
+
+def test_a_client_that_stalls_its_upload_is_told_and_holds_up_nobody(live):
+    stalled = []
+    for _ in range(50):
+        line = socket.create_connection(("127.0.0.1", live.port))
+        line.sendall(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: 5000\r\n\r\nfew")
+        stalled.append(line)
+    silent = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(50)]  # not even a header
+    assert all_at(live, "1", 10)
+    for line in stalled:
+        line.settimeout(300)
+        head, _, told = line.recv(65536).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408"), head
+        assert json.loads(told or line.recv(65536))["error"]["code"] == "upload_timeout"
+    for line in stalled + silent:
+        line.close()
+    assert version_of(live) == "1"
+
+
+def test_a_thousand_connections_at_once(live):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3000:
+        pytest.skip(f"this machine allows {hard} open files, 3000 are needed")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3000), hard))
+    request = ls.multipart(live.port, "/explain", ls.digit_files()[1], FIELDS)
+
+    async def one(go: asyncio.Event) -> tuple[int, bytes]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        await go.wait()
+        writer.write(request)
+        status, body, _ = await ls.answer_of(reader)
+        writer.close()
+        return status, body
+
+    async def all_of_them():
+        go = asyncio.Event()
+        tasks = [asyncio.create_task(one(go)) for _ in range(1000)]
+        await asyncio.sleep(1)
+        go.set()
+        return await asyncio.wait_for(asyncio.gather(*tasks), 600)
+
+    found = asyncio.run(all_of_them())
+    assert {status for status, _ in found} <= {200, 429, 503}
+    assert sum(status == 200 for status, _ in found) >= 200, "the queue holds more than that"
+    for status, body in found:
+        told = json.loads(body)
+        assert (
+            told["model"]["version"] == "1"
+            if status == 200
+            else set(told["error"]) == {"code", "message", "request_id"}
+        )
+    assert version_of(live) == "1"
+
+
+def test_refused_callers_are_told_when_to_return(versions):
+    folder, store = versions
+    with ls.serve("models:/digits/1", store, folder / "narrow", queue=1, max_batch=1, log_requests="false") as server:
+        request = ls.multipart(server.port, "/explain", ls.digit_files()[1], FIELDS)
+
+        async def head_of() -> bytes:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+            return head
+
+        async def many() -> list[bytes]:
+            return await asyncio.gather(*(head_of() for _ in range(200)))
+
+        heads = asyncio.run(many())
+    refused = [head for head in heads if head.startswith(b"HTTP/1.1 429")]
+    assert refused, "200 at once must not fit into a queue of one"
+    assert all(b"retry-after: " in head.lower() for head in refused)
+    assert {head.split()[1] for head in heads} <= {b"200", b"429"}
+
+
+def test_the_alias_moves_under_load(live, versions):
+    _, store = versions
+    requests = [ls.multipart(live.port, "/explain", f, FIELDS) for f in ls.digit_files()]
+    with ls.under_load(live.port, requests, concurrency=4, keep=True) as load:
+        point(store, "champion", 2)
+        ls.eventually(lambda: all_at(live, "2"), "both workers serve version 2")
+        point(store, "champion", 1)
+        ls.eventually(lambda: all_at(live, "1"), "both workers serve version 1 again")
+    assert load.lost == 0
+    assert set(load.statuses) == {200}, load.statuses
+    found = [json.loads(body)["model"]["version"] for body in load.bodies]
+    assert set(found) == {"1", "2"}, "every answer says which version gave it"
+
+
+def test_a_version_that_does_not_verify_is_never_served(live, versions):
+    _, store = versions
+    point(store, "champion", 3)
+    try:
+        ls.eventually(lambda: live.log.read_text().count("failed verification") >= 2, "both workers refuse version 3")
+        assert all_at(live, "1")
+        status, told = live.get("/metrics")
+        assert status == 200
+        failures = [line for line in told.splitlines() if line.startswith("auditor_verification_failures")]
+        assert any(float(line.split()[-1]) >= 1 for line in failures), failures
+    finally:
+        point(store, "champion", 1)
+    assert "Traceback" not in live.log.read_text()
+
+
+def test_a_killed_worker_comes_back_under_load(live):
+    before = live.workers()
+    requests = [ls.multipart(live.port, "/explain", f, FIELDS) for f in ls.digit_files()]
+    with ls.under_load(live.port, requests, concurrency=8) as load:
+        os.kill(before[0], signal.SIGKILL)
+        fresh = ls.eventually(lambda: [p for p in live.workers() if p not in before], "a new worker process")
+        ls.eventually(lambda: ls.cpu_s(fresh[0]) > 1 and all_at(live, "1"), "the new worker answers")
+    assert load.lost <= 8, "only what was in flight is lost"
+    assert set(load.statuses) <= {200, 503}, load.statuses
+    assert load.statuses[200] > 0
+    ls.eventually(lambda: ls.run_load(live.port, requests, n=50, concurrency=8).statuses == {200: 50}, "all is well")
+    assert before[1] in live.workers(), "the other one was not touched"
+
+
+def test_with_one_worker_killed_the_waiting_are_answered_by_the_next(versions):
+    folder, store = versions
+    with ls.serve("models:/digits/1", store, folder / "single", log_requests="false") as server:
+        (pid,) = server.workers()
+        os.kill(pid, signal.SIGKILL)
+        ls.eventually(lambda: server.workers() not in ([], [pid]), "a new worker")
+        server.wait_ready()
+        assert version_of(server) == "1"
+
+
+def test_a_broken_model_at_the_start_is_not_served_and_says_so(versions):
+    folder, store = versions
+    with ls.serve("models:/digits/3", store, folder / "broken", wait=False) as server:
+        ls.eventually(lambda: "failed verification" in server.log.read_text(), "it says why")
+        assert not server.is_ready()
+        status, told = server.post("/explain", body_of(ls.digit_files()[0]))
+        assert (status, told["error"]["code"]) == (503, "not_ready")
+        assert str(folder) not in json.dumps(told), "callers do not learn where things lie"
+        assert "Traceback" not in server.log.read_text()
+
+
+@contextmanager
+def mlflow_at(port: int, folder: Path):
+    """A real MLflow server on a port, with its artifacts proxied."""
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/m.db", "--artifacts-destination", f"{folder}/artifacts"]
+    environment = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_TRACKING_URI": "", "MLFLOW_REGISTRY_URI": ""}
+    with ls.started(command, port, folder, environment, wait=False) as server:
+        ls.eventually(lambda: _healthy(server), "MLflow answers")
+        yield server
+
+
+def _healthy(server: ls.Live) -> bool:
+    assert server.process.poll() is None, server.tail()
+    try:
+        return server.get("/health", timeout_s=5)[0] == 200
+    except OSError:
+        return False
+
+
+def test_mlflow_out_of_reach_at_the_start_and_while_serving(tmp_path, trained, concepts):
+    import mlflow
+
+    from auditor.plugins import attach, log_subject
+
+    port = ls.free_port()
+    address = f"http://127.0.0.1:{port}"
+    with mlflow_at(port, tmp_path), ls.current_registry(address):
+        attach(concepts, log_subject(trained[0], "digits"), "concepts", subject=trained[0])
+        mlflow.MlflowClient().set_registered_model_alias("digits", "champion", "1")
+    with ls.serve("models:/digits@champion", address, tmp_path / "serve", wait=False, poll_s=POLL_S) as server:
+        ls.eventually(lambda: server.log.read_text().count("MLflow cannot be reached") >= 2, "it says so and retries")
+        assert not server.is_ready()
+        status, told = server.post("/explain", body_of(ls.digit_files()[0]))
+        assert (status, told["error"]["code"]) == (503, "not_ready")
+        told_before = server.log.read_text().count("MLflow cannot be reached")
+        with mlflow_at(port, tmp_path):
+            server.wait_ready()
+            assert version_of(server) == "1"
+        ls.eventually(
+            lambda: server.log.read_text().count("MLflow cannot be reached") > told_before, "the worker noticed"
+        )
+        assert all_at(server, "1", 5), "it serves on"
+        assert server.is_ready()
+        assert "Traceback" not in server.log.read_text()
+
+
+@contextmanager
+def small_disk(folder: Path, size: str):
+    """A file system of its own that is soon full."""
+    folder.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("a small file system can be mounted by root only")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"tmpfs cannot be mounted here: {done.stderr.decode()[:200]}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+def test_a_full_disk_for_temporary_files(versions, tmp_path):
+    folder, store = versions
+    point(store, "beta", 1)
+    with small_disk(tmp_path / "tmp", "64m") as disk:
+        port = ls.free_port()
+        command = [*ls.AUDITOR, "serve", "models:/digits@beta", "--port", str(port), "--poll-s", str(POLL_S)]
+        variables = {**ls.at(store), "TMPDIR": str(disk)}
+        with ls.started(command, port, folder / "full", variables) as server:
+            assert version_of(server) == "1"
+            workers = server.workers()
+            fill(disk)
+            large = odd.saved(odd.Image.new("RGB", (1500, 1500), "red"), "BMP")  # 6.7 MB
+            for _ in range(3):
+                status, told = server.post("/explain?heatmaps=none", large, {"content-type": "image/bmp"})
+                assert status == 200, told
+                form = ls.run_load(port, [ls.multipart(port, "/explain", large, FIELDS)], n=2, concurrency=2)
+                assert form.statuses == {200: 2}
+            image = base64.b64encode(ls.digit_files()[0]).decode()
+            for mode in ("off", "fast", "full"):  # much that was not counted before: the metrics need room too
+                for style in ("none", "array", "png"):
+                    status, told = server.post("/explain", {"image": image, "stability": mode, "heatmaps": style})
+                    assert status == 200, told
+            assert server.post("/explain", b"junk", {"content-type": "image/png"})[0] == 400
+            assert server.post("/explain_batch", {"images": [image]})[0] == 200
+            assert server.post("/predict", {"image": image})[0] == 200
+            found = [server.get(path)[0] for path in ("/ui/", "/gallery/concepts", "/model", "/nosuch", "/metrics")]
+            assert found == [200, 200, 200, 404, 200]
+            point(store, "beta", 2)  # to load it needs room
+            assert all(version_of(server) in ("1", "2") for _ in range(30))
+            assert server.workers() == workers, server.tail()
+
+
+def fill(disk: Path) -> None:
+    """Leave no byte free."""
+    with (disk / "ballast").open("wb", buffering=0) as ballast:
+        for size in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    ballast.write(bytes(size))
+            except OSError:
+                continue

@@ -1,0 +1,192 @@
+"""A worker follows its alias: loads, verifies, swaps; what fails verification is never served."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+
+from auditor.errors import OptionError
+from auditor.plugins import attach, load_subject, log_subject
+from auditor.plugins.exports import export
+from auditor.service import worker as worker_module
+from auditor.service.engine import Job, answer_batch
+from auditor.service.loaded import load_model
+from auditor.service.problems import Problem
+from auditor.service.settings import Settings
+from auditor.service.types import Options
+from auditor.service.worker import Worker, warm_up
+
+QUICK = Options(heatmaps="none", stability="off")
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Warming up is tested elsewhere."""
+    monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: None)
+
+
+def versions(trained, concepts, name: str, n: int) -> None:
+    for _ in range(n):
+        uri = log_subject(trained[0], name, experiment="tests")
+        attach(concepts, uri, "concepts", subject=load_subject(uri))
+    concepts.name = ""
+
+
+def test_the_alias_is_followed_and_a_tampered_version_is_not_served(registry, trained, concepts, quick, capsys):
+    versions(trained, concepts, "followed", 2)
+    client = mlflow.MlflowClient()
+    client.set_registered_model_alias("followed", "champion", "1")
+    worker = Worker(Settings(model="models:/followed@champion", engine="torch"))
+    with pytest.raises(Problem, match="not ready") as early:
+        worker.current()
+    assert early.value.status == 503
+    first = worker._look()
+    assert first is not None
+    worker.loaded = first
+    assert first.version == "1"
+    assert worker._look() is None  # nothing has changed
+
+    client.set_registered_model_alias("followed", "champion", "2")
+    second = worker._look()
+    assert second is not None
+    assert second.version == "2"
+
+    # version 2 is damaged before the worker takes it: version 1 is served on
+    location = json.loads(client.get_model_version("followed", "2").tags["auditor.explainer.concepts"])["location"]
+    source = client.get_model_version("followed", "2").source.removeprefix("models:/")
+    root = Path(client.get_logged_model(source).artifact_location.removeprefix("file://"))
+    tensors = root / location / "tensors.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(bytes(content))
+    assert worker._look() is None
+    assert worker.current().version == "1"
+    assert "failed verification" in capsys.readouterr().out
+    assert worker._look() is None  # and it is not tried again while nothing changes
+    assert "failed verification" not in capsys.readouterr().out
+    client.set_registered_model_alias("followed", "champion", "1")
+    assert worker._look() is None
+    assert worker._refused_mark == ""
+
+
+def test_mlflow_out_of_reach_keeps_serving_and_is_told(registry, served, quick, capsys):
+    worker = Worker(Settings(model=served))
+    worker.loaded = worker._look()
+    assert worker.loaded is not None
+    try:
+        mlflow.set_tracking_uri("http://127.0.0.1:9")
+        mlflow.set_registry_uri("http://127.0.0.1:9")
+        assert worker._look() is None
+    finally:
+        mlflow.set_tracking_uri(registry)
+        mlflow.set_registry_uri(registry)
+    assert worker.current().name == "served"
+    line = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert line["event"] == "MLflow cannot be reached"
+    assert line["still_serving"] == served
+
+
+def test_a_started_worker_loads_answers_and_stops(registry, served, images):
+    async def story():
+        worker = Worker(Settings(model=served, poll_s=3600))
+        await worker.start()
+        for _ in range(6000):
+            if worker.loaded is not None:
+                break
+            await asyncio.sleep(0.05)
+        loaded = worker.current()
+        job = Job(loaded, images[0], QUICK, loaded.default_names, None, False)
+        (answer,) = await worker.answer([job])
+        assert answer["model"]["version"] == loaded.version
+        await worker.stop()
+        assert worker.loaded is None
+
+    asyncio.run(story())
+
+
+def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concepts, heads, images):
+    pytest.importorskip("onnxscript")
+    uri = log_subject(trained[0], "exported", experiment="tests")
+    subject = load_subject(uri)
+    attach(concepts, uri, "concepts", subject=subject)
+    attach(heads, uri, "heads", subject=subject)
+    concepts.name = heads.name = ""
+    with pytest.raises(OptionError, match="run: auditor export"):
+        load_model(Settings(model=uri, engine="onnx"))
+    found = export(uri)
+    assert found.worst < 1e-4
+    by_onnx, by_torch = load_model(Settings(model=uri)), load_model(Settings(model=uri, engine="torch"))
+    assert (by_onnx.runner.engine, by_torch.runner.engine) == ("onnx", "torch")
+    warm_up(by_onnx, Settings())
+
+    def answers(loaded):
+        pairs = zip(images, targets, strict=True)
+        return answer_batch([Job(loaded, x, QUICK, loaded.default_names, t, False) for x, t in pairs])
+
+    targets = [None, 3, None, 7, 1, None, 0]
+    for a, b in zip(answers(by_onnx), answers(by_torch), strict=True):
+        assert a["prediction"]["index"] == b["prediction"]["index"]
+        for one, two in zip(a["explanations"], b["explanations"], strict=True):
+            assert one["target_value"] == pytest.approx(two["target_value"], rel=1e-4)
+            got, want = ([c["contribution"] for c in e["concepts"]] for e in (one, two))
+            torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-3, atol=2e-3)  # float32 twice
+
+
+def test_a_class_without_a_head_is_told_and_refused_only_when_asked_for(registry, served, images):
+    loaded = load_model(Settings(model=served, engine="torch"))
+    loaded.explainers["heads"].classes_ = [0]
+    told, refused = answer_batch(
+        [
+            Job(loaded, images[1], QUICK, ["heads", "concepts"], 3, False),
+            Job(loaded, images[1], QUICK, ["heads"], 3, True),
+        ]
+    )
+    assert isinstance(told, dict)
+    assert "cannot explain class" in told["explanations"][0]["problem"]
+    assert told["explanations"][1]["concepts"]
+    assert isinstance(refused, Problem)
+    assert refused.status == 422
+
+
+def test_an_explainer_that_breaks_on_one_image_hurts_no_other(registry, served, images, monkeypatch):
+    loaded = load_model(Settings(model=served, engine="torch"))
+    concepts = loaded.explainers["concepts"]
+    plain = concepts.explain_from
+
+    def moody(subject, x, *args, **options):
+        if bool((x == images[2]).flatten(1).all(1).any()):
+            raise RuntimeError("this image")
+        return plain(subject, x, *args, **options)
+
+    monkeypatch.setattr(concepts, "explain_from", moody)
+    answers = answer_batch([Job(loaded, x, QUICK, ["concepts"], None, False) for x in images])
+    assert [isinstance(a, Problem) for a in answers] == [i == 2 for i in range(7)]
+
+
+def test_requests_wait_for_the_first_loading_and_not_for_a_later_one(registry, served, quick):
+    async def story():
+        worker = Worker(Settings(model=served, engine="torch"))
+        early = [asyncio.create_task(worker.ready()) for _ in range(3)]  # before it has even begun
+        await asyncio.sleep(0)
+        await worker.start()
+        found = await asyncio.wait_for(asyncio.gather(*early), 300)
+        assert all(loaded is worker.loaded for loaded in found)
+        await worker.stop()
+        with pytest.raises(Problem, match="not ready"):  # nothing is being loaded: nobody is kept waiting
+            await worker.ready()
+
+    asyncio.run(story())
+
+
+def test_requests_do_not_wait_where_loading_has_failed(registry, quick, capsys):
+    async def story():
+        worker = Worker(Settings(model="models:/nosuch/1", engine="torch"))
+        await worker.start()
+        with pytest.raises(Problem, match="cannot be loaded"):
+            await asyncio.wait_for(worker.ready(), 300)
+        await worker.stop()
+
+    asyncio.run(story())
