@@ -205,13 +205,13 @@ def _sheet(explainer: Any, subject: Subject) -> Image.Image:
         for column, tile in enumerate(tiles):
             picture.paste(tile, (text + column * (SIDE + gap), y))
     y = 44 + n * (SIDE + gap)
-    for caption, row in latent:
+    for caption, pictures in latent:
         draw.text((gap, y + 16), caption, (30, 30, 30), small)
         x = gap
-        for tile in row:
+        for tile in pictures:
             picture.paste(tile, (x, y + 36))
             x += tile.width + gap
-        y += max(p.height for p in row) + 44
+        y += max(p.height for p in pictures) + 44
     return picture
 
 
