@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from auditor.audit import Audit, AuditConfig, audit
+    from auditor.block_admm import BlockAdmm, BlockAdmmConfig
     from auditor.data import Data, open_data
     from auditor.errors import AuditError
     from auditor.explainer import Explainer, fit
@@ -22,6 +23,8 @@ _HOME = {
     "Audit": "audit",
     "AuditConfig": "audit",
     "AuditError": "errors",
+    "BlockAdmm": "block_admm",
+    "BlockAdmmConfig": "block_admm",
     "Concept": "explanation",
     "Data": "data",
     "Explainer": "explainer",
@@ -38,6 +41,8 @@ __all__ = [
     "Audit",
     "AuditConfig",
     "AuditError",
+    "BlockAdmm",
+    "BlockAdmmConfig",
     "Concept",
     "Data",
     "Explainer",

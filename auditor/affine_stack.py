@@ -72,6 +72,19 @@ class AffineStack:
             self.b[layer] = bias if kind == "uniform" else torch.zeros_like(bias)
 
 
+class Inputs:
+    """The layers' inputs with a column of ones; that of the first layer never changes, so it is made once."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self._ones = with_ones(x)
+        self._gram = self._ones.T @ self._ones
+
+    def of(self, a: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the input with its ones, and its Gram matrix where it is known."""
+        return (self._ones, self._gram) if a is self.x else (with_ones(a), None)
+
+
 def with_ones(a: Tensor) -> Tensor:
     """Return (samples, features + 1): the bias as one more input."""
     return torch.cat([a, torch.ones(len(a), 1, dtype=a.dtype, device=a.device)], 1)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as nf
 
-from auditor.affine_stack import AffineStack, with_ones
+from auditor.affine_stack import AffineStack, Inputs
 from auditor.errors import NumericsError
 from auditor.kernels.admm import fit_affine, relu_coupling, solve_activations
 from auditor.training import Cycle, Keeper, Watch
@@ -43,6 +43,7 @@ def bcd(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BcdConfig | N
     net.b = [b + 0.1 for b in net.b]
     L, gamma, rho, alpha = len(net), cfg.gamma, cfg.rho, cfg.alpha
     target = nf.one_hot(y, len(net.b[-1])).to(x.dtype)
+    inputs = Inputs(net.x)
     Z, V = net.run()
     V.append(Z[-1])
     for epoch in itertools.count(1):
@@ -57,12 +58,13 @@ def bcd(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BcdConfig | N
                 centre = (rho * m + alpha * Z[layer]) / (rho + alpha)
                 Z[layer] = relu_coupling(centre, V[layer + 1], rho + alpha, gamma)
             old = torch.cat([net.W[layer], net.b[layer][:, None]], 1)
-            new = fit_affine(with_ones(V[layer]), Z[layer], alpha / rho, towards=old)
+            v, gram = inputs.of(V[layer])
+            new = fit_affine(v, Z[layer], alpha / rho, towards=old, gram=gram)
             net.W[layer], net.b[layer] = new[:, :-1].contiguous(), new[:, -1].contiguous()
         residuals = [float((Z[i] - net.affine(i, V[i])).square().mean().sqrt()) for i in range(L)]
         value = float(Squared().value(net.run()[0][-1], y)) / len(x)
         try:
-            watch.judge(epoch, value, residuals)
+            watch.judge(epoch, value, residuals, [float(z.square().mean().sqrt()) for z in Z])
         except NumericsError:
             keeper.put_back()
             raise

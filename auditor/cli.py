@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from auditor.commands import audits, compare, demo, explain, explainers, model, serve, xnn
+from auditor.commands import audits, compare, curves, demo, explain, explainers, model, serve, xnn
 from auditor.commands.group import auditor
 
-__all__ = ["auditor", "audits", "compare", "demo", "explain", "explainers", "main", "model", "serve", "xnn"]
+__all__ = ["auditor", "audits", "compare", "curves", "demo", "explain", "explainers", "main", "model", "serve", "xnn"]
 
 
 def main() -> None:

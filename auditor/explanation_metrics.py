@@ -73,7 +73,9 @@ def faithfulness(case: Case) -> dict[str, Measure]:
     logits = case.sample.logits.double()
     if _is_surrogate(told):
         p = two_sided(logits).softmax(1)
-        agree = [float(e.target.index == e.prediction.index) for e in told]
+        agree = [
+            float(e.target.index == e.prediction.index) if math.isfinite(e.target_value) else math.nan for e in told
+        ]
         miss = [abs(e.target_value - float(p[i, e.target.index])) for i, e in enumerate(told)]
         found["f_cls"] = of_items(agree, "up", null=_chance(logits), seed=seed)
         found["f_reg"] = of_items(miss, "down", seed=seed)
@@ -98,6 +100,7 @@ def _stand_in(case: Case, told: Sequence[Explanation], logits: Tensor) -> dict[s
         hat = hat.double().cpu()
         error = (hat - logits).abs().mean(1)
     same = (two_sided(hat).argmax(1) == two_sided(logits).argmax(1)).double()
+    same[~hat.isfinite().all(1)] = torch.nan  # argmax takes NaN for the largest
     return {
         "f_cls": of_items(same, "up", null=_chance(logits), seed=case.seed),
         "f_reg": of_items(error, "down", null=float((logits - logits.mean(0)).abs().mean()), seed=case.seed),
@@ -106,7 +109,8 @@ def _stand_in(case: Case, told: Sequence[Explanation], logits: Tensor) -> dict[s
 
 def _is_surrogate(explanations: Sequence[Explanation]) -> bool:
     """Whether the target value is not the model's own logit (a tree's value)."""
-    return any(abs(e.target_value - e.target.logit) > 1e-3 * max(1.0, abs(e.target.logit)) for e in explanations)
+    known = [e for e in explanations if math.isfinite(e.target_value)]
+    return any(abs(e.target_value - e.target.logit) > 1e-3 * max(1.0, abs(e.target.logit)) for e in known)
 
 
 def _chance(logits: Tensor) -> float:

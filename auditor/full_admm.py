@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.affine_stack import AffineStack, with_ones
+from auditor.affine_stack import AffineStack, Inputs
 from auditor.errors import NumericsError
 from auditor.kernels.admm import fit_affine, relu_coupling, solve_activations
 from auditor.training import Cycle, Keeper, Watch
@@ -57,6 +57,7 @@ def full_admm(
     if cfg.start == "uniform":
         Z = [1e-4 * torch.rand(z.shape, generator=generator, dtype=z.dtype).to(z.device) for z in Z]
         A[1:] = [1e-4 * torch.rand(a.shape, generator=generator, dtype=a.dtype).to(a.device) for a in A[1:]]
+    inputs = Inputs(net.x)
     everywhere = cfg.variant == "full"
     U: list[Tensor | None] = [
         torch.zeros_like(z) if everywhere or layer == L - 1 else None for layer, z in enumerate(Z)
@@ -64,7 +65,8 @@ def full_admm(
     V: list[Tensor | None] = [torch.zeros_like(a) if everywhere else None for a in A[1:]]
     for epoch in itertools.count(1):
         for layer in range(L):
-            weights = fit_affine(with_ones(A[layer]), _plus(Z[layer], U[layer]), 2 * cfg.decay / beta)
+            a, gram = inputs.of(A[layer])
+            weights = fit_affine(a, _plus(Z[layer], U[layer]), 2 * cfg.decay / beta, gram=gram)
             net.W[layer], net.b[layer] = weights[:, :-1].contiguous(), weights[:, -1].contiguous()
         for layer in range(L - 1):
             m = _plus(net.affine(layer, A[layer]), U[layer], -1)
@@ -85,7 +87,7 @@ def full_admm(
                 dual.add_(A[layer + 1] - Z[layer].relu(), alpha=watch.dual_step)
         value = float(loss.value(net.run()[0][-1], y)) / len(x)
         try:
-            watch.judge(epoch, value, residuals)
+            watch.judge(epoch, value, residuals, [float(z.square().mean().sqrt()) for z in Z])
         except NumericsError:
             keeper.put_back()
             raise

@@ -6,7 +6,9 @@ The last, non-negative step of a concept projection is a search per position and
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from auditor.errors import ArtifactError, ModelError, OptionError
 from auditor.explainer import Explainer
 from auditor.subject import Subject
 from auditor.subject_graph import graph_of
+from auditor.xhead import XHeads
 from auditor.xnn import XnnExplainer
 
 log = logging.getLogger(__name__)
@@ -87,8 +90,8 @@ class _Bundle(nn.Module):
         layers = [values[node] for node in self.nodes]
         features = []
         for head, at, layout in zip(self.heads, self.head_layers, self.layouts, strict=True):
-            E: Tensor = head.encode(_channels_first(layers[at], layout))  # type: ignore[operator]
-            features.append(E.transpose(0, 1))  # the batch first
+            assert isinstance(head, XHeads)
+            features.append(_encode(head, _channels_first(layers[at], layout)).transpose(0, 1))  # the batch first
         return (logits, *layers, *features)
 
 
@@ -107,8 +110,15 @@ def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxG
         )
     layers = sorted({layer for e in explainers.values() for layer in e.layers()})
     heads = {name: e for name, e in explainers.items() if isinstance(e, XnnExplainer) and _is_small(e)}
-    bundle = _Bundle(subject, graph, layers, list(heads.values())).eval()
-    content = _to_onnx(bundle, torch.rand(3, *subject.input_shape), output_names(len(layers), len(heads)))
+    example = torch.rand(3, *subject.input_shape)
+    try:
+        content = _to_onnx(_Bundle(subject, graph, layers, list(heads.values())), example)
+    except ModelError as error:
+        if not heads:
+            raise
+        log.warning("x-features stay outside the graph: %s", error)  # logits and layers are most of the work
+        heads = {}
+        content = _to_onnx(_Bundle(subject, graph, layers, []), example)
     digests = {name: str(e.digest_) for name, e in heads.items()}
     worst = _check(content, subject, layers, heads)
     log.info("exported %d outputs, %d bytes, worst difference %.1e", 1 + len(layers), len(content), worst)
@@ -138,13 +148,29 @@ def _is_small(e: XnnExplainer) -> bool:
     return e.heads_.v.numel() <= MAX_FEATURES
 
 
-def _to_onnx(bundle: _Bundle, example: Tensor, names: list[str]) -> bytes:
+def _encode(heads: XHeads, Z: Tensor) -> Tensor:
+    """Return ``heads.encode(Z)`` with the pooling written out, for which ONNX has no operator."""
+    E = heads.embed(heads.rows(Z))  # (classes, rows, features)
+    if Z.dim() == 2:
+        return E.unsqueeze(-1)
+    k, n, (h, w), side = E.shape[0], E.shape[2], Z.shape[2:], math.isqrt(heads.cells)
+    maps = E.view(k, -1, h, w, n)
+    cells = []
+    for i, j in itertools.product(range(side), repeat=2):
+        rows = slice(i * h // side, -(-(i + 1) * h // side))
+        columns = slice(j * w // side, -(-(j + 1) * w // side))
+        cells.append(maps[:, :, rows, columns].amax((2, 3)))
+    return torch.stack(cells, dim=-1)  # (classes, examples, features, cells)
+
+
+def _to_onnx(bundle: _Bundle, example: Tensor) -> bytes:
+    names = output_names(len(bundle.layers), len(bundle.heads))
     batch = torch.export.Dim("batch", min=1, max=4096)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own
         try:
             program = torch.onnx.export(
-                bundle,
+                bundle.eval(),
                 (example,),
                 dynamo=True,
                 dynamic_shapes=({0: batch},),

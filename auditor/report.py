@@ -64,11 +64,12 @@ def report_html(audit: Audit, gate: Gate | None = None) -> str:
 WHY_FAITHFUL = (
     "An explanation is faithful when it tells what the model really uses. So it is put in the model's place and must "
     "come to the same class; and what it calls unimportant is replaced by noise, which must not matter much. The "
-    "dashed tick is what chance gives: a number close to it means nothing."
+    "dashed tick, in numbers under “beside”, is what chance gives: a value close to it means nothing."
 )
 WHY_STABLE = (
     "Explanations should not change when the image changes too little to see, they must change when the model itself "
-    "is destroyed, and fitting again should find the same concepts."
+    "is destroyed, and fitting again should find the same concepts. For the destroyed weights the dashed tick is 1: "
+    "an explanation that did not change at all."
 )
 WHY_SHAPE = "Heatmaps help when different concepts light up in different places, and each in few of them."
 
@@ -95,7 +96,15 @@ def _gate(gate: Gate) -> str:
 
 def _verdict(audit: Audit) -> str:
     level, found = verdict(audit), findings(audit)
-    parts = [f"<div class='verdict {level}'><h2>{HEADLINE[level]}</h2>{_finds(f for f in found if not f.about)}"]
+    doubtful = [name for name in audit.explainers if any(f.about == name and f.level != "good" for f in found)]
+    sound = len(audit.explainers) - len(doubtful)
+    said = f"{sound} of {len(audit.explainers)} explainers hold in every check"
+    said += f"; look closer at {', '.join(doubtful)}." if doubtful else "."
+    parts = [
+        f"<div class='verdict {level}'><h2>{HEADLINE[level]}</h2>"
+        + (f"<p>{esc(said)}</p>" if audit.explainers else "")
+        + _finds(f for f in found if not f.about)
+    ]
     for name, info in audit.explainers.items():
         mine = [f for f in found if f.about == name]
         parts.append(
@@ -160,6 +169,7 @@ def _case(e: Mapping[str, Any]) -> str:
 
 
 def _signed(x: float) -> str:
+    x = 0.0 if abs(x) < 0.005 else x
     return f"<span class='{'pos' if x >= 0 else 'neg'}'>{'+' if x >= 0 else '&minus;'}{abs(x):.2f}</span>"
 
 
@@ -193,8 +203,8 @@ def _table(metrics: Mapping[str, Measure]) -> str:
             f"<td class='draw'>{interval(m)}</td><td class='draw'>{histogram(m.per_image)}</td></tr>"
         )
     return (
-        "<div class='scroll'><table><thead><tr><th>measure</th><th class='num'>value</th><th class='num'>chance</th>"
-        "<th class='num'>images</th><th class='draw'>interval</th><th class='draw'>per image</th></tr></thead>"
+        "<div class='scroll'><table><thead><tr><th>measure</th><th class='num'>value</th><th class='num'>beside</th>"
+        "<th class='num'>n</th><th class='draw'>interval</th><th class='draw'>per image</th></tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

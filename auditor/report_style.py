@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from auditor.measure import Measure
 
+SAME = 1e-6  # numbers closer than this are drawn as one, so not at all
+
 STYLE = """
 :root{color-scheme:light dark;--ink:#1c2024;--pale:#667080;--paper:#fff;--card:#f5f7f9;--line:#d9dee4;--good:#1a7f4b;
 --warn:#a86200;--bad:#c2261f;--accent:#2c6bd2;--pos:#d62728;--neg:#1f5ac8}
@@ -48,8 +50,8 @@ dl{grid-template-columns:1fr}}
 @media print{:root{color-scheme:light;--ink:#1c2024;--pale:#555e6a;--paper:#fff;--card:#f5f7f9;--line:#cfd5db;
 --good:#1a7f4b;--warn:#a86200;--bad:#c2261f;--accent:#2c6bd2;--pos:#d62728;--neg:#1f5ac8}
 body{max-width:none;padding:0;font-size:12.5px;-webkit-print-color-adjust:exact;print-color-adjust:exact}
-h2,h3{break-after:avoid}tr,.verdict{break-inside:avoid}.scroll{overflow:visible}.shots img,.case img{width:58px;
-height:58px}.case figure{width:96px}table{font-size:11.5px}}
+h2,h3,h2+p,h3+p{break-after:avoid}tr,.verdict{break-inside:avoid}.scroll{overflow:visible}
+.shots img,.case img{width:58px;height:58px}.case figure{width:96px}table{font-size:11.5px}}
 """
 
 
@@ -82,7 +84,7 @@ def interval(m: Measure, width: int = 140) -> str:
         return ""
     marks = [m.low, m.high, m.value, *([] if m.null is None else [m.null])]
     low, high = min(marks), max(marks)
-    if not high > low:
+    if not high - low > SAME * max(1.0, abs(high)):
         return ""
     pad = 7.0
 
@@ -109,9 +111,11 @@ def interval(m: Measure, width: int = 140) -> str:
 def histogram(values: Sequence[float], width: int = 140, height: int = 34, bins: int = 20) -> str:
     """Draw how per-image values spread, with the smallest and the largest."""
     kept = [v for v in values if v == v]
-    if len(kept) < 2 or not max(kept) > min(kept):
+    if len(kept) < 2:
         return ""
     low, high = min(kept), max(kept)
+    if not high - low > SAME * max(1.0, abs(high)):
+        return ""
     counts = [0] * bins
     for v in kept:
         counts[min(bins - 1, int((v - low) / (high - low) * bins))] += 1

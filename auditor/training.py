@@ -133,8 +133,12 @@ class Watch:
         self._before: list[float] = []
         self._grown: list[int] = []
 
-    def judge(self, epoch: int, loss: float, residuals: Sequence[float]) -> None:
-        """Look at a cycle; a number that is not finite or a residual that ran away is an error with one sentence."""
+    def judge(self, epoch: int, loss: float, residuals: Sequence[float], sizes: Sequence[float] = ()) -> None:
+        """Look at a cycle; a number that is not finite or a residual that ran away is an error with one sentence.
+
+        Where all variables start near zero and grow with their residuals, ``sizes`` tells theirs: a residual below the
+        size of its variable has not run away.
+        """
         if not math.isfinite(loss) or not all(math.isfinite(r) for r in residuals):
             what = "loss" if not math.isfinite(loss) else "consensus residual"
             raise NumericsError(
@@ -149,7 +153,7 @@ class Watch:
                 self._early[t] = max(self._early[t], r)
             self._grown[t] = self._grown[t] + 1 if r > self._before[t] * 1.001 else 0
             self._before[t] = r
-            if self._grown[t] and r > GROWTH * max(self._early[t], 1e-6):
+            if self._grown[t] and r > max(GROWTH * max(self._early[t], 1e-6), sizes[t] if sizes else 0.0):
                 raise NumericsError(
                     f"{self.where}: the residual of block {t + 1} grew from {self._early[t]:.3g} to {r:.3g} by epoch "
                     f"{epoch}; the blocks hold the last good state. Lower the dual step or the learning rate."

@@ -31,9 +31,14 @@ def relu_coupling(m: Tensor, t: Tensor, beta: float, gamma: float) -> Tensor:
     return torch.where(at_low <= at_high, low, high)
 
 
-def fit_affine(A: Tensor, T: Tensor, ridge: float | Tensor, towards: Tensor | None = None) -> Tensor:
-    """Return W (out, in) that takes ``A`` (samples, in) to ``T`` (samples, out); ``towards`` centres the ridge."""
-    gram = A.T @ A
+def fit_affine(
+    A: Tensor, T: Tensor, ridge: float | Tensor, towards: Tensor | None = None, gram: Tensor | None = None
+) -> Tensor:
+    """Return W (out, in) that takes ``A`` (samples, in) to ``T`` (samples, out); ``towards`` centres the ridge.
+
+    ``gram`` is A'A where the caller has it: the input layer's never changes.
+    """
+    gram = A.T @ A if gram is None else gram
     right = A.T @ T
     if towards is not None:
         right = right + ridge * towards.T

@@ -10,6 +10,9 @@ import logging
 import os
 from pathlib import Path
 
+if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):  # the client opens files there as soon as a metric is made
+    Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).mkdir(parents=True, exist_ok=True)
+
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,

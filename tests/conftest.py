@@ -46,6 +46,7 @@ def store(tmp_path_factory, trained):
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     mlflow.MlflowClient().create_experiment("tests", artifact_location=(folder / "artifacts").as_uri())
+    os.environ["AUDITOR_CACHE"] = str(folder / "cache")  # interrupted audits leave nothing in the user's own folder
     assert log_subject(trained[0], "digits", experiment="tests") == "models:/digits/1"
     return uri
 
@@ -66,6 +67,14 @@ def concepts(trained, digits_data):
     from auditor import fit
 
     return fit("nmf", trained[0], digits_data, rank=6, seed=0, refits=1, max_eval=60)
+
+
+@pytest.fixture(scope="session")
+def audited(trained, digits_data, concepts):
+    """An audit of the digits subject and its concepts on thirty held-out images."""
+    from auditor import AuditConfig, audit
+
+    return audit(trained[0], digits_data, {"concepts": concepts}, AuditConfig(images=30))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import argparse
 import gzip
 import itertools
 import os
+import re
 import statistics
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ from auditor.full_admm import FullAdmmConfig, full_admm
 from auditor.training import accuracy
 
 SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
-DEEP = {"beta": 10.0, "beta_ratio": 1.5, "dual_step": 0.5, "z_steps": 5, "lr": 1e-3, "average": 0.999}
+DEEP = {"beta": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 1e-3, "average": 0.999}
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
     "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
@@ -56,12 +57,17 @@ def images(root, name, validate):
     return (x[:-10000], y[:-10000], x[-10000:], y[-10000:]) if validate else (x, y, *part("t10k"))
 
 
-def mlp(widths, seed):
-    """Affine layers with ReLU between; normal weights of He's size, zero biases."""
+def mlp(widths, seed, gain=None):
+    """Affine layers with ReLU between; normal weights, zero biases.
+
+    Deep nets start at He's size, shallow ones at a quarter of it (chosen on validation images: 98.2 against 97.6%).
+    """
+    gain = gain or (1.0 if len(widths) > 5 else 0.25)
     torch.manual_seed(seed)
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     for lin in layers:
         nn.init.kaiming_normal_(lin.weight, nonlinearity="relu")
+        lin.weight.data.mul_(gain)
         nn.init.zeros_(lin.bias)
     return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
@@ -123,7 +129,7 @@ def many(run, seeds):
 
 
 def shallow(args):
-    data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 25
+    data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 15
     full = args.iterations
     methods = [
         ("Block-ADMM, 5 inner steps, duals", "97.53", 97.6,
@@ -167,54 +173,54 @@ def shallow(args):
             lambda s: by_backprop(widths, s, data, e, "adam", optimizer="adam", lr=2e-3, decay_epochs=e),
         ),
     ]  # fmt: skip
-    wanted = args.methods.split(",") if args.methods else None
+    race(args, methods)
+
+
+def race(args, methods):
+    """Run the (name, published, reach, run) whose name matches ``--methods``; the table grows with each."""
     rows = []
     for name, published, reach, run in methods:
-        if wanted is None or any(name.lower().startswith(w.lower()) for w in wanted):
+        if re.search(args.methods or "", name):
             rows.append((name, published, reach, *many(run, args.seeds)))
             table(rows)
 
 
 def deep(args):
-    data, rows, e = images(args.data_root, "MNIST", args.validate), [], args.epochs or 8
+    data, runs, e = images(args.data_root, "MNIST", args.validate), [], args.epochs or 8
     for n_layers, published, reach in ((10, "94.43", 95.0), (20, "91.75", 92.0)):
-        if args.methods and str(n_layers) not in args.methods.split(","):
-            continue
         widths = [784, *[128] * (n_layers - 1), 10]
-        runs = [
+        runs += [
             (f"Block-ADMM, {n_layers} layers", published, reach,
              lambda s, w=widths: by_blocks(w, s, data, e, "block", **DEEP)),
             (f"SGD lr .005, {n_layers} layers", "10.28", None, lambda s, w=widths: by_backprop(w, s, data, e, "sgd")),
-            (
-                f"Adam lr .001, {n_layers} layers", "58", None,
-                lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3),
-            ),
+            (f"Adam lr .001, {n_layers} layers", "58", None,
+             lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3)),
         ]  # fmt: skip
-        for name, told, goal, run in runs:
-            rows.append((name, told, goal, *many(run, args.seeds)))
-            table(rows)
+    race(args, runs)
 
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    rows, e = [], args.epochs or 12
-    if not args.methods or "block" in args.methods:
-        rows.append(
-            ("Block-ADMM, cross-entropy", "90.39", 90.4,
-             *many(lambda s: by_blocks(widths, s, data, e, "block", **FASHION), args.seeds))
-        )  # fmt: skip
-        table(rows)
-    if not args.methods or "dladmm" in args.methods:
-        rows.append(("dlADMM", "84.67", 84.7, *many(lambda s: by_dladmm(widths, s, data, args)[:2], args.seeds)))
-        table(rows)
+    e = args.epochs or 8
+    race(args, [
+        ("Block-ADMM, cross-entropy", "90.39", 90.4, lambda s: by_blocks(widths, s, data, e, "block", **FASHION)),
+        ("dlADMM", "84.67", 84.7, lambda s: by_dladmm(widths, s, data, args)[:2]),
+    ])  # fmt: skip
 
 
 def by_dladmm(widths, seed, data, args, **options):
     """dlADMM on the first ``--samples`` images, since each iteration takes all of them; 0: all."""
     x, y, *held = data
     n = args.samples or len(x)
-    blocks = mlp(widths, seed)
-    settings = {"nu": args.nu, "rho": args.rho, "theta": args.theta, "init": args.init or None}
+    blocks = mlp(widths, seed, gain=1.0)
+    settings = {
+        "nu": args.nu,
+        "rho": args.rho,
+        "theta": args.theta,
+        "w_steps": 10,
+        "solver": "exact",
+        "init": args.init or None,
+    }
     solver = DlAdmm(blocks, x[:n], y[:n], DlAdmmConfig(**{**settings, **options, "seed": seed}))
     found, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
     return found, spent, solver.violation()
@@ -268,7 +274,7 @@ def ingredients(args):
         ("forward, 5 steps, duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 1.0}),
         ("forward, 5 steps, no duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 0}),
     ]  # fmt: skip
-    depths = [int(d) for d in (args.methods or "3").split(",")]
+    depths = [int(d) for d in (args.depths or "3").split(",")]
     for depth in depths:
         widths, rows = [784, *[128] * (depth - 1), 10], []
         for name, options in variants:
@@ -297,9 +303,10 @@ def main():
     parser.add_argument("--samples", type=int, default=0, help="dlADMM: first so many images; 0: all")
     parser.add_argument("--nu", type=float, default=1e-2)
     parser.add_argument("--rho", type=float, default=1e-2)
-    parser.add_argument("--theta", type=float, default=1e-3)
+    parser.add_argument("--theta", type=float, default=1e-6)
     parser.add_argument("--init", type=float, default=0.0, help="dlADMM: deviation of normal weights; 0: He's")
-    parser.add_argument("--methods", help="comma-separated: only those")
+    parser.add_argument("--methods", help="regular expression: only rows whose name it finds")
+    parser.add_argument("--depths", help="ingredients: numbers of layers with commas between; default 3")
     parser.add_argument("--validate", action="store_true")
     args = parser.parse_args()
     if not args.data_root or not (Path(args.data_root) / "MNIST" / "raw").exists():
