@@ -147,7 +147,8 @@ def _gradients(
 
 def _leaf_of(x: Tensor) -> Any:
     """Return the autograd node at which the image enters the graph."""
-    return x.view_as(x).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    with torch.enable_grad():  # the caller may have gradients off
+        return x.view_as(x).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
 
 
 def _reaches(root: Any, leaf: Any, *, without: Any) -> bool:

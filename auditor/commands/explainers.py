@@ -13,6 +13,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
     epilog=example(
         "auditor fit nmf models:/digits/1 --data sklearn:digits --name concepts --set rank=10",
         "auditor fit nmf models:/birds@champion --data photos/ --layer layer4 --set rank=auto",
+        "auditor fit deepfacto models:/digits/1 --data sklearn:digits --set rank=16 --register",
     )
 )
 @click.argument("kind")
@@ -25,6 +26,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N images only.")
 @click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
 @click.option("--dry-run", is_flag=True, help="Fit and measure, but attach nothing.")
+@click.option("--register", is_flag=True, help="Also register the network made (kind deepfacto) as a new version.")
 @SEED
 @PICKLE
 @JSON
@@ -40,14 +42,17 @@ def fit(
     limit: int | None,
     strict: bool,
     dry_run: bool,
+    register: bool,
     seed: int,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
     """Fit an explainer of KIND to MODEL and attach it to the version."""
     from auditor.data import open_data
+    from auditor.errors import OptionError
     from auditor.explainer import explainer_class, parse_config
     from auditor.plugins import attach, load_subject
+    from auditor.plugins.lineage import check_has_network, register_network
     from auditor.plugins.place import resolve
     from auditor.plugins.registry import check_name
     from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
@@ -57,6 +62,10 @@ def fit(
     config = parse_config(cls, {k: v for k, v in options.items() if v is not None})
     name = check_name(name or kind)
     source = open_data(data, strict=strict, limit=limit)
+    if register:
+        check_has_network(cls)
+        if dry_run:
+            raise OptionError("--register needs an attached explainer to point to; leave --dry-run out.")
     if not dry_run:
         resolve(model, registered=True)  # before minutes of fitting
     with waiting(f"loading {model}"):
@@ -68,15 +77,18 @@ def fit(
     if not dry_run:
         with waiting(f"attaching {name}"):
             digest = attach(explainer, model, name, subject=subject).digest
+    registered = None
+    if register:
+        with waiting("registering the network"):
+            registered = register_network(explainer, model, subject=subject)
     if as_json:
-        say(
-            as_text(
-                {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
-            )
-        )
+        answer = {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
+        say(as_text({**answer, "registered": registered} if register else answer))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
     say(f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else ""))
+    if registered:
+        say(f"its network is registered as {registered}")
     table(["metric", "value"], [[key, f"{value:.4g}"] for key, value in explainer.metrics.items()])
 
 
