@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.aten_graph import Node
-from auditor.errors import AuditError
+from auditor.errors import AuditError, ModelError
 from auditor.explainer import Progress, silent
 from auditor.kernels.jacobian_norm import largest_singular_values, pull, unit
 from auditor.lipschitz import Bound, bounds_at
@@ -62,7 +62,7 @@ def model_stability(
         layers = weight_layers(graph_of(subject))
         top = last_hidden(subject, layers)
     except AuditError as error:
-        return {name: skipped(f"the network's graph could not be read: {error}", "down") for name in NAMES}
+        return {name: skipped(str(error), "down") for name in NAMES}
     cost = multiplications(layers)
     n = int(min(MOST_IMAGES, len(images), max(2, BUDGET // (cost * POWER_STEPS * 2 * 5 + 1))))
     if not len(images):
@@ -149,10 +149,17 @@ def _between(x: Tensor, a: Tensor) -> Tensor:
 def last_hidden(subject: Subject, layers: list[WeightLayer]) -> str:
     """Return the name of the module whose input is the last hidden activation: the top weight layer."""
     if not layers:
-        raise AuditError("the network has no layer with weights.")
-    name = layers[-1].name.partition(":")[0]
-    subject.module.get_submodule(name)
-    return name
+        raise ModelError("the network has no layer with weights.")
+    top = layers[-1]
+    try:
+        weight = subject.module.get_submodule(top.name).weight
+    except AttributeError:
+        weight = None
+    if not isinstance(weight, Tensor) or weight.numel() != top.rows.numel() or len(top.nodes) > 1:
+        raise ModelError(
+            f"the input of the last layer with weights ({top.name}) cannot be read: it is no module of its own."
+        )
+    return top.name
 
 
 def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:

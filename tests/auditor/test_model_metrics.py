@@ -264,11 +264,11 @@ def test_metrics_repeat(of_digits, trained, digits_data):
 
 
 def test_a_tight_budget_draws_neurons_and_says_so(monkeypatch, trained, digits_data):
-    monkeypatch.setattr("auditor.model_metrics.BUDGET", 1e8)
+    monkeypatch.setattr("auditor.model_metrics.BUDGET", 1e9)
     batch = next(digits_data.batches(trained[0], 20))
     found = model_metrics(trained[0], batch.images, batch.labels)
-    assert found["model/features.0/faithfulness"].n == 12
-    assert found["model/features.0/faithfulness"].reason == "12 of 24 neurons, drawn at random, on 8 of 20 images"
+    assert found["model/features.0/faithfulness"].n == 21
+    assert found["model/features.0/faithfulness"].reason == "21 of 24 neurons, drawn at random, on 8 of 20 images"
     assert found["model/head.1/faithfulness"].reason == ""  # a perceptron above: all at once
 
 
@@ -288,6 +288,32 @@ def test_attention_is_measured_but_not_certified():
     assert found["model/c1_certified"].status == "skipped"
     assert "attention" in found["model/c1_certified"].reason
     assert found["model/c1_local"].value >= found["model/c1_sampled"].value > 0
+
+
+def test_what_cannot_be_traced_or_read_is_skipped_with_a_reason():
+    class Undecided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(30, 3)
+
+        def forward(self, x):
+            z = self.a(x.flatten(1))
+            return z if float(z.sum()) > 0 else -z  # export cannot follow a branch on data
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.linspace(-1, 1, 90).view(3, 30))
+
+        def forward(self, x):
+            return F.linear(x.flatten(1), self.w)
+
+    for module, why in ((Undecided(), "torch.export could not follow"), (Functional(), "no module of its own")):
+        subject = Subject(module, input_shape=(1, 5, 6))
+        found = model_metrics(subject, *examples(subject, 5))
+        assert found["model/accuracy"].status == "passed"
+        assert found["model/c1_local"].status == "skipped"
+        assert why in found["model/c1_local"].reason
 
 
 def test_a_model_from_a_pt2_file_gives_the_same(tmp_path):
