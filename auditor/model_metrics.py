@@ -23,7 +23,7 @@ from auditor.weight_layers import WeightLayer, weight_layers
 from auditor.weight_metrics import weight_metrics
 
 BATCH = 64
-BUDGET = 2.5e12  # multiplications spent on ablating neurons; beyond it neurons and images are drawn
+BUDGET = 1.5e12  # multiplications spent on ablating neurons; beyond it neurons and images are drawn
 FEW_IMAGES, FEW_NEURONS = 8, 12  # then; on the largest networks fewer images still
 
 
