@@ -14,7 +14,7 @@ def test_requirements_are_those_of_the_project():
         item for extra in ("serve", "onnx") for item in project["optional-dependencies"][extra]
     ]
     bento = yaml.safe_load((ROOT / "bentofile.yaml").read_text())
-    assert sorted(bento["python"]["packages"]) == sorted(wanted)
+    assert sorted(bento["python"]["packages"]) == sorted(wanted), "copy the new requirements into bentofile.yaml"
     assert bento["python"]["lock_packages"] is False
 
 
