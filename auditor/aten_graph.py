@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +91,7 @@ class AtenGraph:
     shape: tuple[int, ...]  # of one image
     live: frozenset[Node] = field(default_factory=frozenset, repr=False)  # nodes that depend on the image
     clipped: dict[Any, Any] = field(default_factory=dict, repr=False)  # kept for the next walk, see linear_maps
+    names: dict[Node, str] = field(default_factory=dict, repr=False)  # of the constants in the module's state
     _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +136,7 @@ class AtenGraph:
         nodes = list(program.graph.nodes)
         by_name = {node.name: node for node in nodes if node.op == "placeholder"}
         constants: dict[Node, Tensor] = {}
+        names: dict[Node, str] = {}
         inputs = []
         for spec in program.graph_signature.input_specs:
             node = by_name[spec.arg.name]
@@ -143,6 +145,7 @@ class AtenGraph:
             elif spec.target is not None:
                 state = program.state_dict if spec.target in program.state_dict else program.constants
                 constants[node] = state[spec.target].detach()
+                names[node] = spec.target.removeprefix(f"{prefix}.")
         if len(inputs) != 1:
             raise ModelError(f"AtenGraph.trace: wanted a model with one image input, got {len(inputs)} inputs.")
         outputs = [n for n in nodes[-1].args[0] if isinstance(n, Node)]
@@ -156,7 +159,14 @@ class AtenGraph:
             output=outputs[0],
             batch=int(n_batch) if isinstance(n_batch, int) else None,
             shape=tuple(int(s) for s in shape),
+            names=names,
         )
+
+    def reweighted(self, module: nn.Module) -> AtenGraph:
+        """Return the graph of another module of the same build, with its weights, without tracing again."""
+        state = module.state_dict()
+        own = {node: state[name].detach() for node, name in self.names.items() if name in state}
+        return replace(self, constants={**self.constants, **own}, clipped={}, _folded={})
 
     @property
     def layers(self) -> list[str]:

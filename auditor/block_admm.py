@@ -7,14 +7,17 @@ Z_{t+1}); one or more optimizer steps on every block towards Z_t + U_t (independ
 then U_t += dual_step (Z_t - f_t(Z_{t-1})). Khorram (2021), algorithm 2, with these choices where the printed recipe
 is unstable:
 
-* each visit starts from the chained forward pass (``start="forward"``); ``"kept"`` takes Z from the last visit;
+* each visit starts from the chained forward pass less the duals, Z_t = f_t(Z_{t-1}) - U_t (``start="forward"``), where
+  every coupling term is zero: duals at full step are stable there, while from the plain forward pass even a tenth of
+  it ran away on MNIST; ``"kept"`` takes Z from the last visit;
+* lower couplings may be stiffer (``beta_ratio``), or Z_{T-1} absorbs the error that Theta_T should see;
 * steps on Z follow the next block's weights: (beta_t I + beta_{t+1} W'W)^-1 times the gradient for affine blocks
   ("newton"), 1 / (beta_t + beta_{t+1} |W|^2) ("gradient"), backtracking for any other module; or as printed, "adam"
   and "sgd";
 * the dual is damped, halved when a residual grows for three epochs, and clipped at ten times the size of Z;
 * equation 4.7: when the relative residual of all blocks exceeds a shrinking bound, the penalty grows.
 
-With one step from a forward pass and no dual this is back-propagation with a scale per layer.
+With one gradient step from a forward pass, no dual and a large beta this is back-propagation with a scale per layer.
 """
 
 from __future__ import annotations

@@ -180,7 +180,11 @@ def _esc(text: str) -> str:
 def _sheet(explainer: Any, subject: Subject) -> Image.Image:
     """Return the same rows as one picture: name and classes on the left, the top images on the right."""
     n, n_top, text, gap = concept_count(explainer), explainer.gallery_.n_top, 300, 10
-    picture = Image.new("RGB", (text + (SIDE + gap) * (n_top + 1), 44 + n * (SIDE + gap)), (255, 255, 255))
+    latent = _latent_rows(explainer) if explainer.kind == "coupled" else []
+    below = sum(max(p.height for p in row) + 44 for _, row in latent)
+    width = text + (SIDE + gap) * (n_top + (explainer.kind == "coupled"))
+    width = max([width, *(gap + sum(p.width + gap for p in row) for _, row in latent)])
+    picture = Image.new("RGB", (width, 44 + n * (SIDE + gap) + below), (255, 255, 255))
     draw = ImageDraw.Draw(picture)
     font, small = ImageFont.load_default(16), ImageFont.load_default(12)
     draw.text(
@@ -200,4 +204,26 @@ def _sheet(explainer: Any, subject: Subject) -> Image.Image:
             tiles = [_latent_picture(explainer.latent_image(k)), *tiles]
         for column, tile in enumerate(tiles):
             picture.paste(tile, (text + column * (SIDE + gap), y))
+    y = 44 + n * (SIDE + gap)
+    for caption, pictures in latent:
+        draw.text((gap, y + 16), caption, (30, 30, 30), small)
+        x = gap
+        for tile in pictures:
+            picture.paste(tile, (x, y + 36))
+            x += tile.width + gap
+        y += max(p.height for p in pictures) + 44
     return picture
+
+
+def _latent_rows(explainer: Any) -> list[tuple[str, list[Image.Image]]]:
+    """Return captioned rows of pictures: how distinct the concepts are in each layer, and neighbours of examples."""
+    layers = [(b, p) for b, p in zip(explainer.blocks_, explainer.P_, strict=True) if b.layer is not None]
+    seen = [distinctness(p) for _, p in layers]
+    said = [f"{b.name} (off-diagonal {d.off_diagonal:.2f})" for (b, _), d in zip(layers, seen, strict=True)]
+    rows = [(f"cosines between the concepts in {', '.join(said)}", [_matrix(d.cosines) for d in seen])] if seen else []
+    for i in _examples(explainer.labels_):
+        near = neighbours(explainer.F_[:, i], explainer.F_, 10, skip=i)
+        strongest = max(range(len(near.concepts)), key=near.concepts.__getitem__)
+        text = f"{explainer.ids_[i]} and its neighbours; {near.concepts[strongest]:.0%} of them: "
+        rows.append((text + explainer.label(strongest), [_small(explainer.thumbs_[j]) for j in (i, *near.index)]))
+    return rows

@@ -71,6 +71,7 @@ class DeepFactoExplainer(Explainer):
     """
 
     kind: ClassVar[str] = "deepfacto"
+    carries_network: ClassVar[bool] = True
     Config: ClassVar[type[ExplainerConfig]] = DeepFactoConfig
 
     M_: Tensor  # (channels, factors), columns of norm at most one, the most important first

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from auditor.affine_stack import AffineStack
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.admm import cross_entropy_prox, relu_coupling, soft, squared_prox
+from auditor.kernels.admm import cross_entropy_prox, fit_affine, relu_coupling, soft, solve_activations, squared_prox
 from auditor.kernels.constraints import Constraint, project, violation
 from auditor.training import Cycle, Keeper, Watch
 from auditor.training_loss import loss_of
@@ -42,7 +42,10 @@ class DlAdmmConfig(BaseModel):
     strength: float = Field(default=1e-5, ge=0, description="lambda of the penalty.")
     constraint: Constraint = Field(default="none", description="Held exactly by every weight matrix but the last.")
     constrain_last: bool = Field(default=False, description="Hold it in the last layer too.")
-    theta: float = Field(default=1.0, gt=0, description="Where the backtracking of every step starts.")
+    solver: Literal["model", "exact"] = Field(
+        default="model", description="exact: least squares where neither constraint nor l1 forbids, and for every a."
+    )
+    theta: float = Field(default=1.0, gt=0, description="Where the first backtracking starts; later ones a step below.")
     w_steps: int = Field(default=1, ge=1, description="Weight steps per sub-update.")
     z_steps: int = Field(default=60, ge=1, description="FISTA steps on the logits.")
     rho_max: float | None = Field(default=None, gt=0, description="Raise rho tenfold up to this when the loss rises.")
@@ -174,11 +177,15 @@ class DlAdmm:
         cfg, a = self.config, self.a[layer]
         c, target = self._coupling(layer)
         gram = self._input_gram if layer == 0 else a.T @ a
+        if cfg.solver == "exact" and cfg.penalty != "l1" and self.constraints[layer] == "none":
+            ridge = 2 * cfg.strength / c if cfg.penalty == "l2" else 0.0
+            self._lower(layer, fit_affine(a, target - self.net.b[layer], ridge, gram=gram), c, gram, target)
+            return
         cross = (target - self.net.b[layer]).T @ a
         for _ in range(cfg.w_steps):
             W = self.net.W[layer]
             g = c * (W @ gram - cross)
-            theta = cfg.theta
+            theta = max(cfg.theta, self.theta_used[layer] / 4)
             for _ in range(MAX_DOUBLINGS):
                 new = self._model_minimum(layer, W, g, theta)
                 D = new - W
@@ -189,6 +196,17 @@ class DlAdmm:
                     break
                 theta *= 2
             self.theta_used[layer] = theta
+
+    def _lower(self, layer: int, new: Tensor, c: float, gram: Tensor, target: Tensor) -> None:
+        """Take the solved weights unless rounding in an ill-conditioned solve made them worse than the old ones."""
+        cross = (target - self.net.b[layer]).T @ self.a[layer]
+
+        def value(W: Tensor) -> float:
+            fit = (W.double() @ gram.double() * W).sum() - 2 * (W.double() * cross).sum()
+            return 0.5 * c * float(fit) + self._omega(W)
+
+        if value(new) <= value(self.net.W[layer]):
+            self.net.W[layer] = new
 
     def _model_minimum(self, layer: int, W: Tensor, g: Tensor, theta: float) -> Tensor:
         cfg = self.config
@@ -217,6 +235,10 @@ class DlAdmm:
         """Step on a_{l+1} through the layer above, with the same doubling rule."""
         c, target = self._coupling(layer + 1)
         nu, a, W = self.config.nu, self.a[layer + 1], self.net.W[layer + 1]
+        if self.config.solver == "exact":
+            near = self.z[layer].relu()
+            self.a[layer + 1] = solve_activations(W, target - self.net.b[layer + 1], near, c, nu)
+            return
         grad = c * (self.net.affine(layer + 1, a) - target) @ W + nu * (a - self.z[layer].relu())
         curved = c * float((grad @ W.T).square().sum()) + nu * float(grad.square().sum())
         norm = float(grad.square().sum())

@@ -95,7 +95,9 @@ def check_comparable(a: Subject, b: Subject) -> None:
         )
     if a.class_names != b.class_names:
         only = sorted(set(a.class_names) ^ set(b.class_names))
-        what = f"{', '.join(only[:5])} is in one of them only" if only else "the order differs"
+        what = (
+            f"only one of them has {', '.join(only[:5])}{'…' if len(only) > 5 else ''}" if only else "the order differs"
+        )
         raise OptionError(
             f"compare: the versions have different class lists ({a.n_classes} and {b.n_classes} classes, {what}); "
             "compare versions with the same classes."

@@ -25,7 +25,8 @@ def drift_picture(found: Drift, path: str | Path, names: tuple[str, str] = ("A",
         f"re-fitting alone explains down to {found.null_low:.3f} (p = {found.p_value:.3f}, {found.n_images} images)"
     )
     ax = axes["concepts"]
-    rows = sorted(found.matched, key=lambda row: -row[2])
+    order = sorted(range(len(found.matched)), key=lambda i: -found.matched[i][2])  # the same in both pictures
+    rows, change = [found.matched[i] for i in order], found.change[order]
     gone = {(i, j) for i, j, _ in rows if i in found.died or j in found.born}
     ax.bar(range(len(rows)), [s for *_, s in rows], color=[RED if (i, j) in gone else BLUE for i, j, _ in rows])
     ax.axhspan(found.null_low, found.null_high, color=GREY, alpha=0.5, label="null band of the mean similarity")
@@ -37,16 +38,16 @@ def drift_picture(found: Drift, path: str | Path, names: tuple[str, str] = ("A",
         ylabel="correlation of profiles",
         ylim=(-0.1, 1.05),
     )
-    ax.legend(loc="lower left", fontsize=8)
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)  # off the bars
     ax = axes["cka"]
     ax.barh(list(found.cka), list(found.cka.values()), color=BLUE)
     ax.invert_yaxis()
     ax.set(xlabel="CKA of the layer between the versions", xlim=(0, 1.02))
     ax.tick_params(axis="y", labelsize=8)
     ax = axes["change"]
-    top = max(float(np.abs(found.change).max()), 1e-9)
-    shown = ax.imshow(found.change, cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto")
-    ax.set_yticks(range(len(found.matched)), [f"{i}–{j}" for i, j, _ in found.matched], fontsize=8)  # noqa: RUF001
+    top = max(float(np.abs(change).max()), 1e-9)
+    shown = ax.imshow(change, cmap="RdBu_r", vmin=-top, vmax=top, aspect="auto")
+    ax.set_yticks(range(len(rows)), [f"{i}–{j}" for i, j, _ in rows], fontsize=8)  # noqa: RUF001
     ax.set_xticks(range(len(found.classes)), [c[:14] for c in found.classes], rotation=60, ha="right", fontsize=8)
     ax.set_title("change of the mean contribution, by concept and class", fontsize=10)
     figure.colorbar(shown, ax=ax)

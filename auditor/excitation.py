@@ -68,7 +68,7 @@ class ExcitationBackprop:
         model: nn.Module | ExportedProgram | AtenGraph,
         example: Tensor | None = None,
         *,
-        head: nn.Module | None = None,
+        head: nn.Module | AtenGraph | None = None,
         layer: str = "",
         floor: float | Sequence[float] = 0.0,
     ) -> None:
@@ -79,7 +79,7 @@ class ExcitationBackprop:
         else:
             self.graph = AtenGraph.trace(model, example if example is not None else torch.empty(0))
         self.layer = layer
-        self.head = None if head is None else self._trace_head(head, example)
+        self.head = self._trace_head(head, example) if isinstance(head, nn.Module) else head
         bound = torch.as_tensor(floor, dtype=torch.float32)
         self._floor = bound.view(1, -1, *[1] * (len(self.graph.shape) - 1)) if bound.dim() else bound
 

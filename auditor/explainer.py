@@ -58,6 +58,7 @@ class Explainer(ABC):
     kind: ClassVar[str]
     Config: ClassVar[type[ExplainerConfig]] = ExplainerConfig
     per_request: ClassVar[frozenset[str]] = frozenset()  # keywords that ``explain`` takes beyond the target
+    carries_network: ClassVar[bool] = False  # whether it reads a network kept in the artifact, not the model's weights
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         if config is None:

@@ -50,6 +50,9 @@ def randomisation(case: Case) -> dict[str, Measure]:
 
     Explanations must change: a mean above 0.9 with all layers destroyed fails the measure.
     """
+    if case.explainer.carries_network:  # shuffling the model cannot reach it
+        reason = "it reads a network of its own, fine-tuned from the model; f_cls and f_reg tell how near the two are"
+        return {"randomisation": skipped(reason, "down")}
     sample, before = case.subset(case.effort.random_images)
     if case.effort.random_classes is not None:
         classes = list(dict.fromkeys(e.target.index for e in before))[: case.effort.random_classes]

@@ -78,6 +78,8 @@ def _explainer(audit: Audit, name: str) -> Iterator[Finding]:
         m = audit.metrics.get(f"explainer/{name}/{metric}")
         if m is not None and m.status == "failed":
             yield Finding("bad", f"The check {metric} failed: {m.reason}.", name)
+        elif m is not None and m.status == "skipped" and metric == "randomisation":
+            yield Finding("warn", f"Whether it depends on the model was not checked: {m.reason}.", name)
     if m := get("randomisation"):
         if m.value > CHANGED:
             yield Finding("warn", f"It changes little ({m.value:.2f}) when the model's weights are destroyed.", name)

@@ -11,6 +11,7 @@ from torch import Tensor
 from auditor.data import Batch
 
 CROP = 48  # pixels of a stored crop's side
+SMALL = 64  # pixels of side up to which an image is shown whole: half of it would say too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Gallery:
                 score = float(peak[i, k])
                 if score <= floor:
                     break
-                box = self._box(int(where[i, k]))
+                box = self._box(int(where[i, k]), min(batch.images[i].shape[1:]))
                 crop = _cut(batch.images[i], box)
                 heat = self._heat(scores[i, k], box)
                 kept.append(Shot(batch.ids[i], int(batch.labels[i]), score, box, crop, heat))
@@ -88,10 +89,10 @@ class Gallery:
         fine = torch.nn.functional.interpolate(grid, size=(4 * CROP, 4 * CROP), mode="bilinear", align_corners=False)
         return _cut((fine[0] / scores.max().clamp_min(1e-30)).clamp(0, 1).cpu(), box)[0]
 
-    def _box(self, position: int) -> tuple[float, float, float, float]:
-        """Return a window of half the image around a cell, moved inside the image."""
+    def _box(self, position: int, side: int) -> tuple[float, float, float, float]:
+        """Return a window of half the image around a cell, moved inside the image; all of a small image."""
         h, w = self.grid
-        if h * w == 1:
+        if h * w == 1 or side <= SMALL:
             return (0.0, 0.0, 1.0, 1.0)
         y, x = (position // w + 0.5) / h, (position % w + 0.5) / w
         top, left = min(max(y - 0.25, 0.0), 0.5), min(max(x - 0.25, 0.0), 0.5)

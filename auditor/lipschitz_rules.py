@@ -44,7 +44,7 @@ ACTIVATIONS: dict[Any, tuple[float, float]] = {
     aten.sigmoid.default: (0.25, 0.0962251),
     aten.tanh.default: (1, 0.7698004),
     aten.silu.default: (1.0998394, 0.5),
-    aten.mish.default: (1.0885, 0.64001),
+    aten.mish.default: (1.0885, 0.644205),
     aten.log_sigmoid.default: (1, 0.25),
     aten.sin.default: (1, 1),
     aten.cos.default: (1, 1),

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from auditor.ablation import ablate, multiplications_above, perceptron_above
+from auditor.errors import AuditError
 from auditor.explainer import Progress, silent
 from auditor.measure import Measure, of_items, skipped
-from auditor.model_stability import model_stability
+from auditor.model_stability import NAMES, model_stability
 from auditor.subject import Subject
 from auditor.subject_graph import graph_of
 from auditor.weight_layers import WeightLayer, weight_layers
@@ -23,7 +24,7 @@ from auditor.weight_metrics import weight_metrics
 
 BATCH = 64
 BUDGET = 1.5e12  # multiplications spent on ablating neurons; beyond it neurons and images are drawn
-MIN_IMAGES, MIN_NEURONS = 8, 12
+FEW_IMAGES, FEW_NEURONS = 8, 12  # then; on the largest networks fewer images still
 
 
 def model_metrics(
@@ -32,7 +33,10 @@ def model_metrics(
     """Return every metric of the model by name; ``images`` are pixels, ``labels`` class indices or None."""
     found: dict[str, Measure] = {}
     found |= _quality(subject, images, labels, seed)
-    layers = weight_layers(graph_of(subject))
+    try:
+        layers = weight_layers(graph_of(subject))
+    except AuditError as error:
+        return found | {f"model/{name}": skipped(str(error), "down") for name in NAMES}
     for done, layer in enumerate(layers):
         progress("weights of every layer", done, len(layers))
         found |= {f"model/{layer.name}/{k}": m for k, m in weight_metrics(layer.rows, seed=seed).items()}
@@ -57,8 +61,8 @@ def _faithfulness(
     if perceptron_above(graph, layer) is None:
         runs = int(BUDGET / len(layers) / max(1, multiplications_above(graph, layers, layer)))
         if n * m > runs:
-            m = min(m, max(MIN_IMAGES, runs // n))
-            n = min(n, max(MIN_NEURONS, runs // m))
+            m = min(m, max(1, runs // n, min(FEW_IMAGES, runs // FEW_NEURONS)))
+            n = min(n, max(FEW_NEURONS, runs // m))
     generator = torch.Generator().manual_seed(seed)
     neurons = torch.randperm(len(layer.rows), generator=generator)[:n].sort().values
     with subject.at_rest():

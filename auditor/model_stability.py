@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from auditor.aten_graph import Node
-from auditor.errors import AuditError
+from auditor.errors import AuditError, ModelError
 from auditor.explainer import Progress, silent
 from auditor.kernels.jacobian_norm import largest_singular_values, pull, unit
 from auditor.lipschitz import Bound, bounds_at
 from auditor.measure import Measure, skipped
-from auditor.null_model import null_model
+from auditor.null_model import untrained, untrained_graph
 from auditor.subject import Subject
 from auditor.subject_graph import graph_of
 from auditor.weight_layers import WeightLayer, weight_layers
@@ -62,7 +62,7 @@ def model_stability(
         layers = weight_layers(graph_of(subject))
         top = last_hidden(subject, layers)
     except AuditError as error:
-        return {name: skipped(f"the network's graph could not be read: {error}", "down") for name in NAMES}
+        return {name: skipped(str(error), "down") for name in NAMES}
     cost = multiplications(layers)
     n = int(min(MOST_IMAGES, len(images), max(2, BUDGET // (cost * POWER_STEPS * 2 * 5 + 1))))
     if not len(images):
@@ -73,18 +73,17 @@ def model_stability(
     graph, std = graph_of(subject), subject.preprocessing.std
     bounds = bounds_at(graph, input_node(layers[-1]), std)
     progress("stability", 2, 3)
-    blank = null_model(subject, seed)
-    null = measured(blank, top, images[: min(n, NULL_IMAGES)], seed=seed) if blank is not None else None
+    below = input_node(layers[-1])
     proofs: tuple[Bound, Bound] = (Bound(None), Bound(None))
-    if blank is not None and cost <= NULL_CERTIFIED:
-        other = graph_of(blank)
-        proofs = bounds_at(other, input_node(weight_layers(other)[-1]), std)
+    with untrained(subject, seed) as new:
+        null = measured(subject, top, images[: min(n, NULL_IMAGES)], seed=seed)
+        if cost <= NULL_CERTIFIED:
+            proofs = bounds_at(untrained_graph(graph, new), below, std)
     progress("stability", 3, 3)
     found = {}
     for name in ("c1_sampled", "c1_local", "c2_sampled", "c2_local"):
         values: Tensor = getattr(ours, name)
-        chance = float(getattr(null, name).max()) if null is not None else None
-        found[name] = _largest(values, chance)
+        found[name] = _largest(values, float(getattr(null, name).max()))
     for name, bound, proof in zip(("c1_certified", "c2_certified"), bounds, proofs, strict=True):
         if bound.value is None:
             found[name] = skipped(bound.reason, "down")
@@ -150,10 +149,17 @@ def _between(x: Tensor, a: Tensor) -> Tensor:
 def last_hidden(subject: Subject, layers: list[WeightLayer]) -> str:
     """Return the name of the module whose input is the last hidden activation: the top weight layer."""
     if not layers:
-        raise AuditError("the network has no layer with weights.")
-    name = layers[-1].name.partition(":")[0]
-    subject.module.get_submodule(name)
-    return name
+        raise ModelError("the network has no layer with weights.")
+    top = layers[-1]
+    try:
+        weight = subject.module.get_submodule(top.name).weight
+    except AttributeError:
+        weight = None
+    if not isinstance(weight, Tensor) or weight.numel() != top.rows.numel() or len(top.nodes) > 1:
+        raise ModelError(
+            f"the input of the last layer with weights ({top.name}) cannot be read: it is no module of its own."
+        )
+    return top.name
 
 
 def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:

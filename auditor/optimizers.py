@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[Make, type[BaseModel], dict[str, Any], bool]] = {
     "full-admm": (full_admm, FullAdmmConfig, {}, False),
     "taylor": (full_admm, FullAdmmConfig, {"variant": "taylor"}, False),
     "bcd": (bcd, BcdConfig, {}, False),
-    "dladmm": (dladmm, DlAdmmConfig, {"nu": 1e-2, "rho": 1e-2, "theta": 1e-6, "w_steps": 3}, False),
+    "dladmm": (dladmm, DlAdmmConfig, {"nu": 1e-2, "rho": 1e-2, "solver": "exact"}, False),
     "sgd": (backprop, BackpropConfig, {"optimizer": "sgd", "lr": 0.005}, False),
     "adam": (backprop, BackpropConfig, {"optimizer": "adam", "lr": 2e-3}, True),
 }

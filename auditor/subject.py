@@ -127,6 +127,18 @@ class Subject:
         """Apply mean and std to pixels in [0, 1]."""
         return self.preprocessing.normalise(x.to(self.device, self.dtype))
 
+    def move(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Subject:
+        """Put the module on a device, in a precision, and return self; the digest stays that of the weights as loaded.
+
+        Layers are looked at again, since what they put out may change.
+        """
+        digest = self.digest
+        self.module.to(device, dtype)
+        self.device = torch.device(device)
+        self.dtype = dtype if dtype is not None else self.dtype
+        self._digest, self._layers, self._one_is_enough = digest, None, {}
+        return self
+
     # running it
 
     def logits(self, x: Tensor) -> Tensor:

@@ -93,6 +93,18 @@ class XHeads(nn.Module):
         """Return  c + sum_i v_i E_i  (classes, examples)."""
         return self.c.unsqueeze(-1) + self.contributions(E).sum(-1)
 
+    def cell_mass(self, E: Tensor, k: int) -> Tensor:
+        """Spread each x-feature's unit mass over its cells, for E (examples, features, cells) of class ``k``.
+
+        By positive contribution, or by magnitude where there is none; (examples, features, features, side, side).
+        """
+        share = E * self.v[k]
+        share = torch.where((share > 0).any(-1, keepdim=True), share.clamp(min=0), share.abs())
+        share = torch.where(share.sum(-1, keepdim=True) > 0, share, 1.0)
+        side = math.isqrt(self.cells)
+        share = (share / share.sum(-1, keepdim=True)).view(*share.shape[:2], side, side)
+        return torch.diag_embed(share.permute(0, 2, 3, 1)).permute(0, 3, 4, 1, 2)  # neuron f: its own map only
+
     def encoder_of(self, k: int, layout: str = "vector") -> nn.Sequential:
         """Return the encoder of class ``k`` as plain layers on raw activations, their scale folded into the first.
 

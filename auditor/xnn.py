@@ -312,20 +312,16 @@ class XnnExplainer(Explainer):
         if row not in engines:
             p = subject.preprocessing
             floor = [-m / s for m, s in zip(p.mean, p.std, strict=True)]
-            head = self.heads_.encoder_of(row, self.layout_)
+            head: Any = self.heads_.encoder_of(row, self.layout_)
+            traced = next((e.head for e in engines.values() if e.head is not None), None)
+            if traced is not None:  # all heads are built alike: one is traced, the others lend it their weights
+                head = traced.reweighted(head)
             engines[row] = ExcitationBackprop(graph_of(subject), head=head, layer=self.layer_ or "", floor=floor)
         return engines[row]
 
     def _cell_mass(self, z: Tensor, row: int) -> Tensor:
-        """Spread the start mass of a map over its cells by positive contribution, by magnitude if there is none."""
         with torch.no_grad():
-            E = self.heads_.encode(_channels_first(z, self.layout_).float().cpu())[row]  # (batch, features, cells)
-            share = E * self.heads_.v[row]
-            share = torch.where((share > 0).any(-1, keepdim=True), share.clamp(min=0), share.abs())
-            share = torch.where(share.sum(-1, keepdim=True) > 0, share, 1.0)
-            side = math.isqrt(self.heads_.cells)
-            share = (share / share.sum(-1, keepdim=True)).view(*share.shape[:2], side, side)
-            return torch.diag_embed(share.permute(0, 2, 3, 1)).permute(0, 3, 4, 1, 2)  # neuron f: its own map only
+            return self.heads_.cell_mass(self.features(z)[row], row)
 
     def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
         options = json.dumps(self.config.model_dump(mode="json"), sort_keys=True)

@@ -15,6 +15,8 @@ Activations and weights may be float32; losses are summed in float64.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -23,6 +25,7 @@ import torch
 from torch import Tensor
 
 Array = np.ndarray[Any, Any]
+SHARES = 8  # of the images, for threads
 BLOCK = 256  # images whose linear answers are held at once
 
 
@@ -32,7 +35,8 @@ def losses_below_logits(d: Tensor, w: Tensor, logits: Tensor, labels: Tensor) ->
     ``d`` is (images, neurons), ``w`` (classes, neurons).
     """
     answers = np.ascontiguousarray(_numpy(w).T)
-    return torch.from_numpy(_sum_direct(_numpy(d), answers, _numpy(logits.double()), labels.numpy()))
+    rows = (_numpy(d), _numpy(logits.double()), labels.numpy())
+    return torch.from_numpy(_in_threads(lambda s: _sum_direct(rows[0][s], answers, rows[1][s], rows[2][s]), len(d)))
 
 
 def losses_below_relu(d: Tensor, w: Tensor, z: Tensor, v: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
@@ -44,16 +48,29 @@ def losses_below_relu(d: Tensor, w: Tensor, z: Tensor, v: Tensor, logits: Tensor
     for rows in torch.split(torch.arange(len(d)), BLOCK):
         open_units = (z[rows] > 0).to(v.dtype)
         linear = (v[None] * open_units[:, None]).reshape(-1, n_units) @ w
-        parts = (_numpy(linear.view(len(rows), n_classes, -1)), _numpy(d[rows]), _numpy(z[rows]))
-        total += _sum_bent(*parts, by_neuron, by_unit, largest, _numpy(logits[rows].double()), labels[rows].numpy())
+        steps = _numpy(linear.view(len(rows), n_classes, -1)), _numpy(d[rows]), _numpy(z[rows])
+        ends = _numpy(logits[rows].double()), labels[rows].numpy()
+
+        def part(s: slice, steps: Any = steps, ends: Any = ends) -> Any:
+            linear, moves, units = (a[s] for a in steps)
+            return _sum_bent(linear, moves, units, by_neuron, by_unit, largest, ends[0][s], ends[1][s])
+
+        total += _in_threads(part, len(rows))
     return torch.from_numpy(total)
+
+
+def _in_threads(part: Callable[[slice], Any], n: int) -> Any:
+    """Add up what ``part`` gives for shares of ``n`` images; the share does not depend on who runs it."""
+    shares = [slice(k * n // SHARES, (k + 1) * n // SHARES) for k in range(SHARES)]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return sum(pool.map(part, shares))
 
 
 def _numpy(x: Tensor) -> Array:
     return np.ascontiguousarray(x.detach().numpy())
 
 
-@numba.njit(fastmath={"contract", "reassoc"}, cache=True)
+@numba.njit(nogil=True, cache=True, fastmath={"contract", "reassoc"})
 def _cross_entropy(logits: Array, label: int) -> Any:
     top = logits[0]
     for c in range(1, logits.shape[0]):
@@ -64,57 +81,53 @@ def _cross_entropy(logits: Array, label: int) -> Any:
     return top + math.log(total) - logits[label]
 
 
-@numba.njit(parallel=True, cache=True)
+@numba.njit(nogil=True, cache=True)
 def _sum_direct(d: Array, answers: Array, logits: Array, labels: Array) -> Any:
     n_images, n_neurons = d.shape
-    n_parts = numba.get_num_threads()
-    sums = np.zeros((n_parts, n_neurons))
-    for part in numba.prange(n_parts):
-        changed = np.empty(logits.shape[1])
-        for n in range(part, n_images, n_parts):
-            as_it_is = _cross_entropy(logits[n], labels[n])
-            for i in range(n_neurons):
-                if d[n, i] == 0:
-                    sums[part, i] += as_it_is
-                    continue
-                for c in range(logits.shape[1]):
-                    changed[c] = logits[n, c] + d[n, i] * answers[i, c]
-                sums[part, i] += _cross_entropy(changed, labels[n])
-    return sums.sum(0)
+    sums = np.zeros(n_neurons)
+    changed = np.empty(logits.shape[1])
+    for n in range(n_images):
+        as_it_is = _cross_entropy(logits[n], labels[n])
+        for i in range(n_neurons):
+            if d[n, i] == 0:
+                sums[i] += as_it_is
+                continue
+            for c in range(logits.shape[1]):
+                changed[c] = logits[n, c] + d[n, i] * answers[i, c]
+            sums[i] += _cross_entropy(changed, labels[n])
+    return sums
 
 
-@numba.njit(parallel=True, cache=True)
+@numba.njit(nogil=True, cache=True)
 def _sum_bent(
     linear: Array, d: Array, z: Array, by_neuron: Array, by_unit: Array, largest: Array, logits: Array, labels: Array
 ) -> Any:
     n_images, n_neurons = d.shape
     n_units, n_classes = by_unit.shape
-    n_parts = numba.get_num_threads()
-    sums = np.zeros((n_parts, n_neurons))
-    for part in numba.prange(n_parts):
-        changed = np.empty(n_classes)
-        for n in range(part, n_images, n_parts):
-            as_it_is = _cross_entropy(logits[n], labels[n])
-            far = np.abs(z[n]) / largest  # the unit cannot flip for a smaller |d|
-            order = np.argsort(far)
-            near = far[order]
-            value = z[n][order]
-            for i in range(n_neurons):
-                step = d[n, i]
-                if step == 0:
-                    sums[part, i] += as_it_is
-                    continue
-                for c in range(n_classes):
-                    changed[c] = logits[n, c] + step * linear[n, c, i]
-                reach = abs(step)
-                row = by_neuron[i]
-                for k in range(n_units):
-                    if near[k] > reach:
-                        break
-                    j = order[k]
-                    after = value[k] + step * row[j]
-                    if (value[k] > 0) != (after > 0):
-                        for c in range(n_classes):
-                            changed[c] += by_unit[j, c] * abs(after)
-                sums[part, i] += _cross_entropy(changed, labels[n])
-    return sums.sum(0)
+    sums = np.zeros(n_neurons)
+    changed = np.empty(n_classes)
+    for n in range(n_images):
+        as_it_is = _cross_entropy(logits[n], labels[n])
+        far = np.abs(z[n]) / largest  # the unit cannot flip for a smaller |d|
+        order = np.argsort(far)
+        near = far[order]
+        value = z[n][order]
+        for i in range(n_neurons):
+            step = d[n, i]
+            if step == 0:
+                sums[i] += as_it_is
+                continue
+            for c in range(n_classes):
+                changed[c] = logits[n, c] + step * linear[n, c, i]
+            reach = abs(step)
+            row = by_neuron[i]
+            for k in range(n_units):
+                if near[k] > reach:
+                    break
+                j = order[k]
+                after = value[k] + step * row[j]
+                if (value[k] > 0) != (after > 0):
+                    for c in range(n_classes):
+                        changed[c] += by_unit[j, c] * abs(after)
+            sums[i] += _cross_entropy(changed, labels[n])
+    return sums

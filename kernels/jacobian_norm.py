@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 with warnings.catch_warnings():  # torch compiles its own rules here and deprecates the way it does so
     warnings.simplefilter("ignore")
@@ -26,9 +27,7 @@ Function = Callable[[Tensor], Tensor]
 
 def push(f: Function, x: Tensor, v: Tensor) -> Tensor:
     """Return  J(x) v  for every row of the batch, in the shape of  f(x)."""
-    with torch.no_grad(), forward_ad.dual_level():
-        out, tangent = _dual(f, x, v)
-    return torch.zeros_like(out) if tangent is None else tangent
+    return forth_and_back(f, x, v)[0].detach()
 
 
 def pull(f: Function, x: Tensor, u: Callable[[Tensor], Tensor]) -> Tensor:
@@ -54,16 +53,9 @@ def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> 
     tried, images = [], []  # orthonormal directions (batch, inputs) and J times them (batch, outputs)
     v = unit(v)
     for _ in range(n_steps):
-        with torch.enable_grad(), forward_ad.dual_level():
-            leaf = x.detach().requires_grad_(True)
-            out, tangent = _dual(f, leaf, v)
-            if tangent is None or not out.requires_grad:
-                return x.new_zeros(len(x)), v  # a constant
-            w: Tensor | None = torch.autograd.grad(out, leaf, tangent.detach(), allow_unused=True)[0]
+        moved, w = forth_and_back(f, x, v)
         tried.append(v.flatten(1))
-        images.append(tangent.detach().flatten(1))
-        if w is None:
-            break
+        images.append(moved.flatten(1))
         basis = torch.stack(tried, 1)
         v = w.flatten(1)
         length = v.norm(dim=1)
@@ -73,8 +65,8 @@ def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> 
         v = torch.where(fresh[:, None], unit(v), torch.zeros_like(v)).view_as(x)
         if not bool(fresh.any()):
             break
-    moved = torch.stack(images, 1).double()
-    small = moved @ moved.transpose(1, 2)
+    span = torch.stack(images, 1).double()
+    small = span @ span.transpose(1, 2)
     mix = torch.linalg.eigh(small).eigenvectors[:, :, -1].to(x.dtype)
     best = unit(torch.einsum("bkn,bk->bn", torch.stack(tried, 1), mix)).view_as(x)
     return push(f, x, best).flatten(1).norm(dim=1), best
@@ -89,8 +81,31 @@ def unit(v: Tensor) -> Tensor:
     return scaled
 
 
-def _dual(f: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return  f(x)  and  J(x) v  (None for a constant) from one pass."""
-    out = f(forward_ad.make_dual(x, v))  # type: ignore[no-untyped-call]
-    primal, tangent = forward_ad.unpack_dual(out)  # type: ignore[no-untyped-call]
-    return primal, tangent
+def forth_and_back(f: Function, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return  J v  and  J^T J v  at ``x``, both from one pass where forward-mode differentiation is possible."""
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the fused attention has no forward mode
+        leaf = x.detach().requires_grad_(True)
+        try:
+            with forward_ad.dual_level():
+                both = f(forward_ad.make_dual(leaf, v))  # type: ignore[no-untyped-call]
+                out, moved = forward_ad.unpack_dual(both)  # type: ignore[no-untyped-call]
+                moved = torch.zeros_like(out) if moved is None else moved.detach()
+        except NotImplementedError:
+            out = f(leaf)
+            moved = _twice_back(out, leaf, v)
+        if not out.requires_grad:
+            return torch.zeros_like(out), torch.zeros_like(x)
+        back: Tensor | None = torch.autograd.grad(out, leaf, moved, allow_unused=True)[0]
+    return moved, torch.zeros_like(x) if back is None else back
+
+
+def _twice_back(out: Tensor, leaf: Tensor, v: Tensor) -> Tensor:
+    """Return  J v  as the derivative of  <J^T u, v>  by u."""
+    if not out.requires_grad:
+        return torch.zeros_like(out)
+    u = torch.zeros_like(out, requires_grad=True)
+    g: Tensor | None = torch.autograd.grad(out, leaf, u, create_graph=True, allow_unused=True)[0]
+    if g is None:
+        return torch.zeros_like(out)
+    moved: Tensor | None = torch.autograd.grad(g, u, v, retain_graph=True, allow_unused=True)[0]
+    return torch.zeros_like(out) if moved is None else moved

@@ -47,8 +47,9 @@ def figures(audit: Mapping[str, Any]) -> dict[str, Figure]:
 def compare(left: Mapping[str, Figure], right: Mapping[str, Figure]) -> list[Row]:
     """Return every metric of either side, those that got worse first.
 
-    A difference counts as better or worse only where a direction is known and the two 95% intervals, where both sides
-    have one, do not overlap; otherwise it is ``unsure``. Nothing missing on a side is ever called better.
+    A difference counts as better or worse only where a direction is known and both sides have a 95% interval, and these
+    do not overlap; it is ``unsure`` where they do and ``changed`` where nothing can be told. What is missing on a side
+    is never called better.
 
     >>> a, b = Figure(0.5, 0.4, 0.6, direction="up", status="passed"), Figure(0.8, 0.7, 0.9, direction="up", status="passed")
     >>> compare({"m": a}, {"m": b})[0].verdict, compare({"m": a}, {})[0].verdict
@@ -69,16 +70,12 @@ def _row(name: str, left: Figure | None, right: Figure | None) -> Row:
         return Row(name, left, right, 0.0, "same")
     if left.direction != right.direction or left.direction not in ("up", "down"):
         return Row(name, left, right, difference, "changed")
-    if _overlap(left, right):
+    if left.low is None or left.high is None or right.low is None or right.high is None:
+        return Row(name, left, right, difference, "changed")
+    if left.low <= right.high and right.low <= left.high:
         return Row(name, left, right, difference, "unsure")
     better = (difference > 0) == (left.direction == "up")
     return Row(name, left, right, difference, "better" if better else "worse")
-
-
-def _overlap(left: Figure, right: Figure) -> bool:
-    if left.low is None or left.high is None or right.low is None or right.high is None:
-        return False
-    return left.low <= right.high and right.low <= left.high
 
 
 def _figure(entry: Any) -> Figure:

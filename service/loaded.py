@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
-from auditor.errors import AuditError
+from auditor.errors import AuditError, OptionError
 from auditor.explainer import Explainer
 from auditor.plugins.place import Place, mlflow_errors, resolve
 from auditor.service.draw import picture
@@ -136,6 +136,7 @@ def load_model(settings: Settings) -> Loaded:
     with mlflow_errors(f"verify {uri}"):
         check_notes(place)
     subject = load_subject(uri, allow_pickle=settings.allow_pickle or None)
+    move_subject(subject, settings)
     explainers = {name: load(uri, name, subject=subject) for name in (names(uri) if place.name else [])}
     for layer in {e.layer_ for e in explainers.values() if e.layer_ and e.kind in ("nmf", "coupled")}:
         prepare_tail(subject, layer)
@@ -152,6 +153,23 @@ def load_model(settings: Settings) -> Loaded:
         time=stamp,
         samples=_samples(settings, subject),
     )
+
+
+def move_subject(subject: Subject, settings: Settings) -> None:
+    """Put the model where the settings want it: by default on a GPU when there is one, in single precision."""
+    import torch
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise OptionError(f"device {device}: torch finds no GPU here; take --device cpu.")
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.precision]
+    if device != "cpu" or dtype != torch.float32:
+        try:
+            subject.move(device, dtype)
+        except (RuntimeError, AssertionError) as error:
+            raise OptionError(f"device {device}: {' '.join(str(error).split())[:160]}") from error
 
 
 def _samples(settings: Settings, subject: Subject) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import bentoml
+from bentoml._internal.server.http import traffic
 
 from auditor.service.front import Front
 from auditor.service.problems import Problem
@@ -24,6 +25,19 @@ def _handlers() -> Any:
     if not _serving:
         raise Problem(503, "the server is starting.", code="not_ready", retry_after_s=2)
     return _serving[-1].routes
+
+
+class _Through:
+    """Stands where BentoML's time-out stood, which leaves a timer behind for every request for as long as it lasts."""
+
+    def __init__(self, app: Any, timeout: float) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.app(scope, receive, send)
+
+
+traffic.TimeoutMiddleware = _Through  # type: ignore[assignment,misc]
 
 
 @bentoml.service(

@@ -115,7 +115,7 @@ def _show(found: Any) -> None:
     )
 
 
-@auditor.group()
+@auditor.group(epilog=example("auditor policy init models:/digits/1 > policy.toml"))
 def policy() -> None:
     """Limits on audit metrics for the gate."""
 

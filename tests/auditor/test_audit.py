@@ -147,6 +147,15 @@ def test_explanations_that_ignore_the_model_fail_the_randomisation_check(linear,
     assert "stay the same" in deaf.reason
 
 
+def test_an_explainer_with_a_network_of_its_own_is_not_judged_by_the_models_weights(linear, chosen):
+    class Carries(Told):
+        carries_network = True
+
+    found = take("randomisation", case_of(linear, chosen, Carries(reads_model=False)))["randomisation"]
+    assert found.status == "skipped"
+    assert "a network of its own" in found.reason
+
+
 def test_nan_contributions_never_pass(linear, chosen):
     case = case_of(linear, chosen, Told(scale=math.nan))
     for group in ("faithfulness", "pixel flipping", "noise"):

@@ -31,6 +31,13 @@ def mlp(*widths, seed=0):
     return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 def weights(blocks):
     return torch.cat([p.detach().flatten() for block in blocks for p in block.parameters()])
 

@@ -31,12 +31,20 @@ def mlp(*widths, seed=0):
     return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 METHODS = {
     "full": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(beta=1.0, gamma=1.0)),
     "full-ce": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(loss="cross_entropy", start="forward")),
     "taylor": lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(variant="taylor", beta=1.0, gamma=1.0)),
     "bcd": bcd,
     "dladmm": lambda b, x, y: dladmm(b, x, y, DlAdmmConfig(nu=1e-2, rho=1e-2, theta=1e-3)),
+    "dladmm-exact": lambda b, x, y: dladmm(b, x, y, DlAdmmConfig(nu=1e-2, rho=1e-2, solver="exact")),
     "sgd": lambda b, x, y: backprop(b, x, y, BackpropConfig(lr=0.05, batch=30)),
     "adam": lambda b, x, y: backprop(b, x, y, BackpropConfig(optimizer="adam", lr=0.01, batch=30, decay_epochs=40)),
 }
@@ -109,6 +117,8 @@ def slow_objective(run):
     "options",
     [
         {},
+        {"solver": "exact"},
+        {"solver": "exact", "penalty": "l2", "strength": 1e-2},
         {"penalty": "l1", "strength": 1e-2},
         {"penalty": "l2", "strength": 1e-2},
         {"constraint": "orthonormal"},

@@ -6,7 +6,15 @@ import torch
 from scipy.optimize import nnls
 
 from auditor import fit, open_data
+from auditor.attribute_probe import (
+    labels_as_attributes,
+    pooled_features,
+    principal_scores,
+    probe_accuracy,
+    read_attributes,
+)
 from auditor.cut import Cut
+from auditor.deepfacto_training import FactorAdmm, Settings, Task, activations_of, reseeded, train
 from auditor.errors import DataError, LayerError, OptionError
 from auditor.explainer import Explainer
 from auditor.kernels.deepfacto import LinearHead, basis_step, decoupled, projected, score_step
@@ -176,3 +184,94 @@ def test_layers_are_found_with_gradients_off(trained):
     with torch.no_grad():
         fresh = Subject(trained[0].module, input_shape=(1, 8, 8))
         assert fresh.layout("features").channels == 64
+
+
+@pytest.fixture
+def small_run(tiny, tiny_npz):
+    """A cut of the tiny network at its ReLU with a start for the training: (cut, M, head, task)."""
+    batch = next(open_data(tiny_npz).batches(tiny, 40))
+    cut = Cut(tiny, "relu")
+    Z = activations_of(cut, batch.images)
+    pool = torch.full((Z.shape[2], 1), 1 / Z.shape[2])
+    g = torch.Generator().manual_seed(0)
+    M = torch.rand(5, 2, generator=g)
+    head = LinearHead(torch.randn(3, 2, 1, generator=g), torch.zeros(3), pool)
+    with torch.no_grad():
+        logits = tiny.logits(batch.images)
+    return cut, M / M.norm(dim=0), head, Task(batch.images, batch.labels, logits)
+
+
+def test_training_moves_the_weights_and_not_the_model(small_run, tiny):
+    cut, M, head, task = small_run
+    before = {k: w.clone() for k, w in cut.weights.items()}
+    own = tiny.module.conv.weight.clone()
+    done = train(cut, M, head, task, Settings(epochs=2, batch=16, dual_step=0.1), 1.0, lambda _: None)
+    assert done.status == "finished"
+    assert set(before) == {"conv.weight", "conv.bias"}  # what the layer depends on, not the classifier above it
+    assert not torch.equal(cut.weights["conv.weight"], before["conv.weight"])
+    assert torch.equal(tiny.module.conv.weight, own)
+    assert len(done.history) == 2
+    assert float(done.state.M.min()) >= 0
+
+
+def test_numbers_that_break_end_the_training_with_the_last_good_state(small_run, monkeypatch):
+    cut, M, head, task = small_run
+    whole, calls = FactorAdmm._visit, []
+
+    def breaks(self, rows, adam):
+        calls.append(1)
+        sums = whole(self, rows, adam)
+        return sums * float("nan") if len(calls) > 3 else sums  # three batches are one pass
+
+    monkeypatch.setattr(FactorAdmm, "_visit", breaks)
+    states = []
+    done = train(cut, M, head, task, Settings(epochs=5, batch=16), 1.0, states.append)
+    assert done.status.startswith("stopped after epoch 1")
+    assert len(states) == 1
+    for k, w in cut.weights.items():
+        assert torch.equal(w, states[0].weights[k])
+        assert bool(torch.isfinite(w).all())
+
+
+def test_a_dead_factor_takes_what_the_others_miss():
+    g = torch.Generator().manual_seed(4)
+    f = torch.rand(3, 7, 4, generator=g)
+    M = torch.rand(7, 3, generator=g)
+    M[:, 1] = 0
+    S = torch.rand(3, 3, 4, generator=g) * 0.1
+    new, dead = reseeded(M, torch.tensor([False, False, False]), f, S)
+    assert dead.tolist() == [1]
+    missed = (f - M @ S).clamp_min(0).permute(1, 0, 2).flatten(1)
+    worst = missed[:, missed.norm(dim=0).argmax()]
+    torch.testing.assert_close(new[:, 1], worst / worst.norm())
+    assert torch.equal(new[:, [0, 2]], M[:, [0, 2]])
+    assert reseeded(new, torch.tensor([True, False, False]), f, S)[1].tolist() == [0]  # silent counts as dead
+    assert reseeded(new, torch.zeros(3, dtype=torch.bool), f, S)[0] is new
+
+
+def test_attributes_per_class_and_per_image(tmp_path):
+    ids, labels = ["a/1.png", "b/2.png", "a/3.png"], torch.tensor([0, 1, 0])
+    (tmp_path / "c.csv").write_text("class,wing,beak\nred,80,10\nblue,20,60\n")
+    found = read_attributes(tmp_path / "c.csv", ids, labels, ["red", "blue"], 50.0)
+    assert found.names == ("wing", "beak")
+    assert found.values.tolist() == [[1, 0], [0, 1], [1, 0]]
+    (tmp_path / "i.csv").write_text("image,loop\n1.png,1\n2.png,0\n3.png,0\n")
+    assert read_attributes(tmp_path / "i.csv", ids, labels, ["red", "blue"], 0.5).values.tolist() == [[1], [0], [0]]
+    (tmp_path / "x.csv").write_text("image,loop\nelse.png,1\n")
+    with pytest.raises(DataError, match="names neither the images"):
+        read_attributes(tmp_path / "x.csv", ids, labels, ["red", "blue"], 0.5)
+    with pytest.raises(DataError, match="want a CSV file"):
+        read_attributes(tmp_path / "none.csv", ids, labels, ["red", "blue"], 0.5)
+
+
+def test_the_probe_reads_what_is_linear_and_nothing_else():
+    g = torch.Generator().manual_seed(5)
+    y = torch.arange(60) % 3
+    scores = torch.nn.functional.one_hot(y, 3).float()[:, :, None].repeat(1, 1, 4)
+    held = torch.arange(60) % 5 == 4
+    labels = labels_as_attributes(y)
+    assert probe_accuracy(pooled_features(scores), held, labels) == 1.0
+    noise = torch.rand(60, 3, 4, generator=g)
+    assert probe_accuracy(pooled_features(noise), held, labels) < 0.8
+    turned = principal_scores(scores, held, 2)
+    assert probe_accuracy(pooled_features(turned), held, labels) == 1.0

@@ -68,3 +68,14 @@ def test_a_kind_that_reads_no_layer_groups_rows_by_target(digits, images):
     assert sorted(calls, key=str) == sorted(
         [(None, 3, {"timeout_s": 1.0}), (1, 2, {"timeout_s": 1.0}), (2, 2, {"timeout_s": 1.0})], key=str
     )
+
+
+def test_heads_that_lend_their_weights_draw_what_they_draw_alone(digits, images, heads):
+    """Only the first head is traced; the maps of the others must be those of their own trace."""
+    shared = {k: heads.heatmaps(digits, images[:2], k) for k in (0, 4)}
+    for k, maps in shared.items():
+        heads._engines.clear()
+        alone = heads.heatmaps(digits, images[:2], k)
+        torch.testing.assert_close(maps.maps, alone.maps)
+    assert not torch.allclose(shared[0].maps, shared[4].maps)
+    heads._engines.clear()

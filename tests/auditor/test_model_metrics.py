@@ -1,5 +1,6 @@
 """Metrics of the model against closed forms, the plain loop, and themselves on awkward networks."""
 
+import contextlib
 import itertools
 import math
 
@@ -10,9 +11,10 @@ from torch import nn
 
 from auditor import Subject
 from auditor.ablation import Ablation, ablate, perceptron_above
+from auditor.lipschitz import bounds_at, certified_bound
 from auditor.measure import Measure
 from auditor.model_metrics import model_metrics
-from auditor.null_model import null_model
+from auditor.null_model import untrained, untrained_graph
 from auditor.subject_graph import graph_of
 from auditor.weight_layers import weight_layers
 from auditor.weight_metrics import ALPHA, Cosines, weight_metrics
@@ -207,17 +209,25 @@ def test_a_sample_of_rows_says_so(monkeypatch):
     assert weight_metrics(w, seed=3) == found
 
 
-def test_null_model_keeps_shapes_and_forgets_weights():
+def test_an_untrained_model_forgets_its_weights_and_gets_them_back():
     subject = subject_of("residual")
-    blank = null_model(subject, seed=1)
-    assert blank.input_shape == subject.input_shape
-    assert blank.preprocessing == subject.preprocessing
-    state, new = subject.module.state_dict(), blank.module.state_dict()
-    assert all(state[k].shape == new[k].shape for k in state)
-    assert not torch.equal(state["0.weight"], new["0.weight"])
-    assert float(new["0.weight"].abs().max()) <= 1 / 3
-    assert torch.equal(new["1.weight"], torch.ones(3))
-    assert torch.equal(new["1.running_var"], torch.ones(3))
+    x, _ = examples(subject)
+    before, state = subject.logits(x), {k: v.clone() for k, v in subject.module.state_dict().items()}
+    bound = certified_bound(subject, "")
+    with contextlib.suppress(KeyError), untrained(subject, seed=1) as new:
+        blank = {k: v.clone() for k, v in subject.module.state_dict().items()}
+        assert not torch.equal(subject.logits(x), before)
+        graph = untrained_graph(graph_of(subject), new)
+        torch.testing.assert_close(graph.run(subject.normalise(x))[graph.output], subject.logits(x))
+        assert bounds_at(graph, graph.output, subject.preprocessing.std)[0].value < bound.value
+        raise KeyError  # whatever happens inside
+    assert not torch.equal(state["0.weight"], blank["0.weight"])
+    assert float(blank["0.weight"].abs().max()) <= 1 / 3
+    assert torch.equal(blank["1.weight"], torch.ones(3))
+    assert torch.equal(blank["1.running_var"], torch.ones(3))
+    for name, value in subject.module.state_dict().items():
+        assert torch.equal(value, state[name])
+    assert torch.equal(subject.logits(x), before)
 
 
 @pytest.fixture(scope="module")
@@ -254,11 +264,11 @@ def test_metrics_repeat(of_digits, trained, digits_data):
 
 
 def test_a_tight_budget_draws_neurons_and_says_so(monkeypatch, trained, digits_data):
-    monkeypatch.setattr("auditor.model_metrics.BUDGET", 1e8)
+    monkeypatch.setattr("auditor.model_metrics.BUDGET", 1e9)
     batch = next(digits_data.batches(trained[0], 20))
     found = model_metrics(trained[0], batch.images, batch.labels)
-    assert found["model/features.0/faithfulness"].n == 12
-    assert found["model/features.0/faithfulness"].reason == "12 of 24 neurons, drawn at random, on 8 of 20 images"
+    assert found["model/features.0/faithfulness"].n == 21
+    assert found["model/features.0/faithfulness"].reason == "21 of 24 neurons, drawn at random, on 8 of 20 images"
     assert found["model/head.1/faithfulness"].reason == ""  # a perceptron above: all at once
 
 
@@ -278,6 +288,32 @@ def test_attention_is_measured_but_not_certified():
     assert found["model/c1_certified"].status == "skipped"
     assert "attention" in found["model/c1_certified"].reason
     assert found["model/c1_local"].value >= found["model/c1_sampled"].value > 0
+
+
+def test_what_cannot_be_traced_or_read_is_skipped_with_a_reason():
+    class Undecided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(30, 3)
+
+        def forward(self, x):
+            z = self.a(x.flatten(1))
+            return z if float(z.sum()) > 0 else -z  # export cannot follow a branch on data
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.linspace(-1, 1, 90).view(3, 30))
+
+        def forward(self, x):
+            return F.linear(x.flatten(1), self.w)
+
+    for module, why in ((Undecided(), "torch.export could not follow"), (Functional(), "no module of its own")):
+        subject = Subject(module, input_shape=(1, 5, 6))
+        found = model_metrics(subject, *examples(subject, 5))
+        assert found["model/accuracy"].status == "passed"
+        assert found["model/c1_local"].status == "skipped"
+        assert why in found["model/c1_local"].reason
 
 
 def test_a_model_from_a_pt2_file_gives_the_same(tmp_path):

@@ -108,6 +108,18 @@ def test_products_with_the_jacobian_and_its_norm():
         assert float(direction[i].norm()) == pytest.approx(1)
 
 
+def test_without_forward_mode_two_backward_passes_do(monkeypatch):
+    x = torch.rand(2, 1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    forward = largest_singular_values(network, x, torch.ones_like(x), 5)
+
+    def no_such_mode(*_args):
+        raise NotImplementedError
+
+    monkeypatch.setattr("auditor.kernels.jacobian_norm.forward_ad.make_dual", no_such_mode)
+    backward = largest_singular_values(network, x, torch.ones_like(x), 5)
+    torch.testing.assert_close(forward, backward)
+
+
 def test_more_steps_never_find_less():
     x = torch.rand(2, 1, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = [largest_singular_values(network, x, torch.ones_like(x), n)[0] for n in (1, 2, 4, 8)]

@@ -16,6 +16,7 @@ import argparse
 import gzip
 import itertools
 import os
+import re
 import statistics
 import time
 from pathlib import Path
@@ -32,7 +33,7 @@ from auditor.full_admm import FullAdmmConfig, full_admm
 from auditor.training import accuracy
 
 SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
-DEEP = {"beta": 10.0, "beta_ratio": 1.5, "dual_step": 0.5, "z_steps": 5, "lr": 1e-3, "average": 0.999}
+DEEP = {"beta": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 1e-3, "average": 0.999}
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
     "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
@@ -172,46 +173,39 @@ def shallow(args):
             lambda s: by_backprop(widths, s, data, e, "adam", optimizer="adam", lr=2e-3, decay_epochs=e),
         ),
     ]  # fmt: skip
-    wanted = args.methods.split(",") if args.methods else None
+    race(args, methods)
+
+
+def race(args, methods):
+    """Run the (name, published, reach, run) whose name matches ``--methods``; the table grows with each."""
     rows = []
     for name, published, reach, run in methods:
-        if wanted is None or any(name.startswith(w) for w in wanted):
+        if re.search(args.methods or "", name):
             rows.append((name, published, reach, *many(run, args.seeds)))
             table(rows)
 
 
 def deep(args):
-    data, rows, e = images(args.data_root, "MNIST", args.validate), [], args.epochs or 8
+    data, runs, e = images(args.data_root, "MNIST", args.validate), [], args.epochs or 8
     for n_layers, published, reach in ((10, "94.43", 95.0), (20, "91.75", 92.0)):
-        if args.methods and str(n_layers) not in args.methods.split(","):
-            continue
         widths = [784, *[128] * (n_layers - 1), 10]
-        runs = [
+        runs += [
             (f"Block-ADMM, {n_layers} layers", published, reach,
              lambda s, w=widths: by_blocks(w, s, data, e, "block", **DEEP)),
             (f"SGD lr .005, {n_layers} layers", "10.28", None, lambda s, w=widths: by_backprop(w, s, data, e, "sgd")),
-            (
-                f"Adam lr .001, {n_layers} layers", "58", None,
-                lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3),
-            ),
+            (f"Adam lr .001, {n_layers} layers", "58", None,
+             lambda s, w=widths: by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3)),
         ]  # fmt: skip
-        for name, told, goal, run in runs:
-            rows.append((name, told, goal, *many(run, args.seeds)))
-            table(rows)
+    race(args, runs)
 
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    rows, e = [], args.epochs or 12
-    if not args.methods or "block" in args.methods:
-        rows.append(
-            ("Block-ADMM, cross-entropy", "90.39", 90.4,
-             *many(lambda s: by_blocks(widths, s, data, e, "block", **FASHION), args.seeds))
-        )  # fmt: skip
-        table(rows)
-    if not args.methods or "dladmm" in args.methods:
-        rows.append(("dlADMM", "84.67", 84.7, *many(lambda s: by_dladmm(widths, s, data, args)[:2], args.seeds)))
-        table(rows)
+    e = args.epochs or 8
+    race(args, [
+        ("Block-ADMM, cross-entropy", "90.39", 90.4, lambda s: by_blocks(widths, s, data, e, "block", **FASHION)),
+        ("dlADMM", "84.67", 84.7, lambda s: by_dladmm(widths, s, data, args)[:2]),
+    ])  # fmt: skip
 
 
 def by_dladmm(widths, seed, data, args, **options):
@@ -219,7 +213,14 @@ def by_dladmm(widths, seed, data, args, **options):
     x, y, *held = data
     n = args.samples or len(x)
     blocks = mlp(widths, seed, gain=1.0)
-    settings = {"nu": args.nu, "rho": args.rho, "theta": args.theta, "w_steps": 3, "init": args.init or None}
+    settings = {
+        "nu": args.nu,
+        "rho": args.rho,
+        "theta": args.theta,
+        "w_steps": 10,
+        "solver": "exact",
+        "init": args.init or None,
+    }
     solver = DlAdmm(blocks, x[:n], y[:n], DlAdmmConfig(**{**settings, **options, "seed": seed}))
     found, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
     return found, spent, solver.violation()
@@ -273,7 +274,7 @@ def ingredients(args):
         ("forward, 5 steps, duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 1.0}),
         ("forward, 5 steps, no duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 0}),
     ]  # fmt: skip
-    depths = [int(d) for d in (args.methods or "3").split(",")]
+    depths = [int(d) for d in (args.depths or "3").split(",")]
     for depth in depths:
         widths, rows = [784, *[128] * (depth - 1), 10], []
         for name, options in variants:
@@ -304,7 +305,8 @@ def main():
     parser.add_argument("--rho", type=float, default=1e-2)
     parser.add_argument("--theta", type=float, default=1e-6)
     parser.add_argument("--init", type=float, default=0.0, help="dlADMM: deviation of normal weights; 0: He's")
-    parser.add_argument("--methods", help="comma-separated: only those")
+    parser.add_argument("--methods", help="regular expression: only rows whose name it finds")
+    parser.add_argument("--depths", help="ingredients: numbers of layers with commas between; default 3")
     parser.add_argument("--validate", action="store_true")
     args = parser.parse_args()
     if not args.data_root or not (Path(args.data_root) / "MNIST" / "raw").exists():

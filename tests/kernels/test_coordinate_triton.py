@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 PROGRAM = """
 import torch
 from auditor.kernels.coordinate import multiply_reference, sweep_reference
+from auditor.kernels import projection
 from auditor.kernels.coordinate_triton import multiply_triton, sweep_triton
 
 for channels, columns, rank in [(13, 17, 4), (5, 1, 1), (1, 9, 1), (20, 140, 5)]:
@@ -27,6 +28,16 @@ for channels, columns, rank in [(13, 17, 4), (5, 1, 1), (1, 9, 1), (20, 140, 5)]
         B = B.clamp_min(0)
         got, want = multiply_triton(F, B, G, 1e-9), multiply_reference(F, B, G, 1e-9)
         torch.testing.assert_close(got, want, rtol=tol, atol=tol)
+# the projection as a device without branches runs it: passes of the Triton kernel until nothing moves
+g = torch.Generator().manual_seed(0)
+W, X = torch.rand(13, 3, generator=g) - 0.5, torch.rand(13, 17, generator=g) - 0.2
+basis = projection.prepare(W)
+want = projection.project(X, basis)
+assert 0 < (want > 0).double().mean() < 1
+projection.sweep = lambda S, B, G, n_sweeps: sweep_triton(S, B, G, n_sweeps, 1e-12)
+B = basis.left @ X.double()
+got = projection.project_by_passes(B.clamp_min(0), B, basis.G) * torch.from_numpy(basis.scale)[:, None]
+torch.testing.assert_close(got.float(), want, rtol=0, atol=1e-5)
 print("agreed")
 """
 

@@ -164,3 +164,29 @@ def test_an_explainer_that_breaks_on_one_image_hurts_no_other(registry, served, 
     monkeypatch.setattr(concepts, "explain_from", moody)
     answers = answer_batch([Job(loaded, x, QUICK, ["concepts"], None, False) for x in images])
     assert [isinstance(a, Problem) for a in answers] == [i == 2 for i in range(7)]
+
+
+def test_requests_wait_for_the_first_loading_and_not_for_a_later_one(registry, served, quick):
+    async def story():
+        worker = Worker(Settings(model=served, engine="torch"))
+        early = [asyncio.create_task(worker.ready()) for _ in range(3)]  # before it has even begun
+        await asyncio.sleep(0)
+        await worker.start()
+        found = await asyncio.wait_for(asyncio.gather(*early), 300)
+        assert all(loaded is worker.loaded for loaded in found)
+        await worker.stop()
+        with pytest.raises(Problem, match="not ready"):  # nothing is being loaded: nobody is kept waiting
+            await worker.ready()
+
+    asyncio.run(story())
+
+
+def test_requests_do_not_wait_where_loading_has_failed(registry, quick, capsys):
+    async def story():
+        worker = Worker(Settings(model="models:/nosuch/1", engine="torch"))
+        await worker.start()
+        with pytest.raises(Problem, match="cannot be loaded"):
+            await asyncio.wait_for(worker.ready(), 300)
+        await worker.stop()
+
+    asyncio.run(story())
