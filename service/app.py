@@ -80,6 +80,7 @@ class Routes:
                 **loaded.model,
                 "uri": loaded.uri,
                 "input_shape": list(subject.input_shape),
+                "resize": subject.preprocessing.resize,
                 "class_names": list(subject.class_names),
                 "engine": loaded.runner.engine,
                 "engine_reason": loaded.runner.reason,

@@ -130,6 +130,7 @@ def _paths() -> dict[str, Any]:
         **MODEL,
         "uri": "models:/digits@champion",
         "input_shape": [1, 8, 8],
+        "resize": "stretch",
         "class_names": [str(i) for i in range(10)],
         "engine": "onnx",
         "engine_reason": "an exported graph is there and verifies",

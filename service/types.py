@@ -271,6 +271,7 @@ class ModelInfo(Message):
     digest: str
     uri: str
     input_shape: tuple[int, int, int]
+    resize: Literal["stretch", "crop"] = Field(default="stretch", description="How an image comes to that size.")
     class_names: list[str]
     engine: Literal["torch", "onnx"]
     engine_reason: str = ""

@@ -151,6 +151,7 @@ def test_many_callers_good_and_bad_at_once(http, pngs):
 
 def test_what_is_served(http, digits):
     model = http.get("/model").json()
+    assert model["resize"] == "stretch"
     types.ModelInfo.model_validate(model)
     assert model["class_names"] == list(digits.class_names)
     assert model["engine"] == "torch"
