@@ -12,6 +12,24 @@ WORDS: dict[str, tuple[str, str]] = {
     "ece": ("calibration error", "mean gap between how sure the model is and how often it is right"),
     "cross_entropy": ("log loss, chosen images", "mean surprise at the true class on the explained images"),
     "worst_class_accuracy": ("accuracy of the worst class", "share of images right in the class that does worst"),
+    "c1_sampled": ("reaction of the layer, sampled", "largest change per pixel change among sampled pairs; no less"),
+    "c1_local": (
+        "reaction of the layer, local",
+        "largest change per pixel change right at the images, by power iteration",
+    ),
+    "c1_certified": ("reaction of the layer, certified", "no image can make it change more than this per pixel change"),
+    "c2_sampled": (
+        "change of reasons, sampled",
+        "largest change of the pixel gradient per pixel change, sampled; no less",
+    ),
+    "c2_local": ("change of reasons, local", "largest change of the pixel gradient right at the images"),
+    "c2_certified": ("change of reasons, certified", "no image can make the gradient change more than this"),
+    "mean_abs_weight": ("mean |w|", "mean absolute weight"),
+    "near_zero_share": ("near zero", "share of weights below a thousandth of the largest"),
+    "cosine_max": ("largest |cos|", "largest absolute cosine of two rows"),
+    "cosine_median": ("median |cos|", "median absolute cosine of two rows"),
+    "cosine_share_below": ("nearly apart", "share of pairs of rows that are nearly orthogonal"),
+    "faithfulness": ("norm tells importance", "correlation of a row's norm with the loss when it is zeroed"),
     "verified": ("verified", "every byte of the explainer, and the model it was fitted to, are what was attached"),
     "f_cls": ("class kept", "share of images whose class survives when the explanation stands in for the model"),
     "f_reg": ("value missed", "mean distance between the value the concepts give and the model's own"),
@@ -33,7 +51,12 @@ WORDS: dict[str, tuple[str, str]] = {
     "died": ("lost concepts", "concepts of the baseline without a counterpart"),
 }
 
-MODEL = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy", "cross_entropy"})
+MODEL = frozenset(
+    {
+        *("accuracy", "nll", "ece", "worst_class_accuracy", "cross_entropy"),
+        *("c1_sampled", "c1_local", "c1_certified", "c2_sampled", "c2_local", "c2_certified"),
+    }
+)
 DRIFT = frozenset({"similarity", "null_low", "alarm", "born", "died"})
 EXPLAINER = frozenset(
     {

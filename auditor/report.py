@@ -22,7 +22,7 @@ STABLE = ("noise_similarity", "noise_c2", "randomisation", "basis_stability")
 SHAPE = ("orthogonality", "locality")
 SHOWN = (
     *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),
-    *("faithfulness", "c1_sampled", "c1_local", "c1_certified"),
+    "faithfulness",
 )
 ARROW = {"up": "more is better", "down": "less is better", "none": ""}
 

@@ -65,7 +65,9 @@ def test_a_draft_passes_its_own_audit_and_says_what_every_line_means(audited):
         ("model/accuracy/7", Measure(1.0, 1.0, 1.0, 100, direction="up"), 0.97),  # no error in n: up to 3/n
         ("explainer/c/noise_c2", Measure(2.0, 1.8, 2.4, 40, direction="down"), 3.5),
         ("explainer/c/noise_c2", Measure(2.0, 0.8, 4.0, 40, direction="down"), 5.0),  # the interval is the wider margin
-        ("explainer/c/basis_stability", Measure(0.8, n=2, direction="up"), 0.72),
+        ("explainer/c/basis_stability", Measure(0.8, n=2, direction="up"), 0.68),
+        ("model/c1_local", Measure(60.0, n=50, direction="down"), 120.0),
+        ("model/c1_sampled", Measure(50.0, n=50, direction="down"), None),  # another seed draws other pairs
         ("explainer/c/randomisation", Measure(0.1, 0.0, 0.2, 40, 1.0, "down"), 0.55),
         ("explainer/c/completeness_gap", Measure(1e-17, 0.0, 1e-16, 40, direction="down"), 1e-4),
         ("explainer/c/f_cls", Measure(float("nan"), direction="up", status="failed"), None),

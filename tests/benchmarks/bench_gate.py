@@ -224,7 +224,7 @@ def main() -> None:
             print(f"  {label:28s} {'caught' if verdict != 'pass' else 'MISSED'}  {verdict:5s} {why}", flush=True)
         print(f"  {caught} of {len(planted)} caught")
         print("\nhonest new versions (other training seeds):")
-        for seed in range(11, options.honest + 11):  # 1 to 5 were looked at when the margins were set
+        for seed in range(21, options.honest + 21):  # 1 to 5 and 11 to 15 were looked at when the margins were set
             verdict, why = gate(register(train(seed)), policy)
             print(f"  training seed {seed}: {verdict} {why}", flush=True)
     print(f"\n{time.process_time() - started:.0f} s of CPU")
