@@ -166,6 +166,7 @@ def other_explainer(uri: str, good: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20, help="other seeds for the same gate on the same model")
+    parser.add_argument("--first-seed", type=int, default=101, help="1 to 20 were looked at when limits were chosen")
     parser.add_argument("--honest", type=int, default=5, help="new versions from other training seeds")
     options = parser.parse_args()
     import mlflow
@@ -196,9 +197,10 @@ def main() -> None:
         print(f"accuracy {stored.metrics['model/accuracy'].value:.4f}; the drafted policy sets "
               f"{policy.count('[limits.')} limits")  # fmt: skip
         print(f"\nthe same gate on the same model: {gate(first, policy)[0]}; with other seeds:")
-        verdicts = [gate(first, policy, fresh=True, seed=seed) for seed in range(1, options.seeds + 1)]
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        verdicts = [gate(first, policy, fresh=True, seed=seed) for seed in seeds]
         same = sum(v == "pass" for v, _ in verdicts)
-        for seed, (verdict, why) in enumerate(verdicts, 1):
+        for seed, (verdict, why) in zip(seeds, verdicts, strict=True):
             if verdict != "pass":
                 print(f"  seed {seed}: {verdict}: {why}")
         print(f"  {same} of {options.seeds} pass")
