@@ -24,7 +24,7 @@ from auditor.explanation import Concept, Explanation, class_scores
 from auditor.obfuscation import Obfuscation, Statistics
 from auditor.pixel_flip import pixel_flip
 from auditor.rate_curve import RateCurve, SmallestSet, descending, measure, smallest_set
-from auditor.rde_search import CURVE_SHARES, Found, RdeConfig, Search, cells
+from auditor.rde_search import COARSE_SIDES, CURVE_SHARES, FINE, Found, RdeConfig, Search, cells
 from auditor.relevance import Budget, checked_rates
 from auditor.subject import Subject
 
@@ -220,7 +220,8 @@ class RdeExplainer(Explainer):
         n = x[0].numel()
         rates = len(cfg.rates)
         x = x[: max(2, min(len(x), CALIBRATION_WORK // (n * rates * cfg.draws * 8)))]
-        steps = max(4, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x))))
+        levels = 1 if x[0, 0].numel() <= FINE else 1 + len(COARSE_SIDES)
+        steps = max(2, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
         patience = None if cfg.timeout_s is None else CALIBRATION_PATIENCE * cfg.timeout_s * len(x)
         with torch.no_grad():
             targets = torch.tensor(self._targets(subject, subject.logits(x).cpu(), None))

@@ -104,7 +104,7 @@ def full_size(args: argparse.Namespace) -> dict[str, object]:
         last["value"] = value
 
     began = time.monotonic()
-    mr = multi_rate(surrogate, n, m, RATES, Budget(args.steps, gap_share=1e-5), is_warm=False, on_step=watch)
+    mr = multi_rate(surrogate, n, m, RATES, Budget(args.steps, gap_share=1e-5), path="cold", on_step=watch)
     seconds = time.monotonic() - began
     fresh = MonteCarlo.drawn(p, noise, 256, torch.Generator().manual_seed(7), 512)
     blank = surrogate.value(torch.zeros(n, m), torch.arange(n)).detach()
@@ -153,7 +153,7 @@ def half_size(args: argparse.Namespace) -> dict[str, object]:
     surrogate = AssumedDensity.of(p, noise, low_rank=False, chunk=256)
     rates = [round(k * 196 / 784) for k in RATES]
     began = time.monotonic()
-    mr = multi_rate(surrogate, n, m, rates, Budget(args.steps, gap_share=1e-5), is_warm=False)
+    mr = multi_rate(surrogate, n, m, rates, Budget(args.steps, gap_share=1e-5), path="cold")
     mr_seconds = time.monotonic() - began
     maps = {"MR-RDE": mr.score, "RC-RDE (k=25)": mr.masks[:, rates.index(25)] if 25 in rates else mr.masks[:, 1]}
     began = time.monotonic()
