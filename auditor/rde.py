@@ -31,7 +31,7 @@ from auditor.subject import Subject
 log = logging.getLogger(__name__)
 
 ORDER_SHOWN = 4096  # cells of an ordering that an explanation lists
-CALIBRATION_WORK = 500_000_000  # components through the network, so that a fit is as long whatever the image size
+CALIBRATION_WORK = 100_000_000  # components through the network, so that a fit is as long whatever the image size
 CALIBRATION_PATIENCE = 6  # times the time of a request: only a slow network meets this limit
 
 
@@ -227,7 +227,7 @@ class RdeExplainer(Explainer):
             targets = torch.tensor(self._targets(subject, subject.logits(x).cpu(), None))
         progress("calibrating", 0, len(x))
         search = Search(cfg, self.obfuscation_, subject)
-        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 128)))
+        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 32)))
         maps = search.run(x, targets, Budget(steps, patience, cfg.gap_share), draws)
         curves = []
         for i in range(len(x)):

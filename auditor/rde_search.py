@@ -53,7 +53,7 @@ class RdeConfig(ExplainerConfig):
         default="multi-rate", description="MR-RDE (RC-RDE with one rate), Ord-RDE, or the Lagrangian baseline."
     )
     rates: tuple[int | float, ...] = Field(
-        default=(0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5), description="Cells to keep: integers count, floats are shares."
+        default=(0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), description="Cells to keep: integers count, floats are shares."
     )
     cells: Literal["auto", "component", "pixel", "grid", "superpixel"] = Field(
         default="auto", description="What a map speaks of; auto: pixels up to 32x32, else a grid."

@@ -27,6 +27,9 @@ from auditor.kernels.projected_gradient import projected_gradient
 from auditor.kernels.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep, StepRule
 
 
+WARM_T0 = 48  # the first step of an ordering that starts somewhere is 1/7
+
+
 class Distortion(Protocol):
     """D over masks of m cells: `MonteCarlo` or `AssumedDensity`."""
 
@@ -58,12 +61,13 @@ class Method:
     is_lazy: bool = False
     lipschitz: float = 1.0
     momentum: float | None = None  # None: the decaying schedule
+    t0: int = 0  # of the non-convex rule: how late in its schedule a run begins
 
     def solver(self, gap_tol: float | Tensor) -> FrankWolfe:
         """Return a fresh solver: its rule has seen nothing yet."""
         rules: dict[Rule, Callable[[], StepRule]] = {
             "open-loop": OpenLoop,
-            "non-convex": NonConvex,
+            "non-convex": lambda: NonConvex(self.t0),
             "monotone": MonotoneNonConvex,
             "short": lambda: ShortStep(self.lipschitz),
             "backtracking": Backtracking,
@@ -298,10 +302,11 @@ def ordering(
     """Solve Ord-RDE. ``start`` is (batch, n) scores whose ordering to begin with; default: the identity, as published.
 
     The default method is stochastic with momentum and steps 1 / sqrt(t + 1) when rates are ``sampled``, vanilla with
-    those steps otherwise.
+    those steps otherwise; from a ``start`` the steps are short from the beginning, or the first would forget it.
     """
     budget = budget or Budget()
-    method = method or Method("stochastic" if sampled else "vanilla", "non-convex")
+    late = 0 if start is None else WARM_T0
+    method = method or Method("stochastic" if sampled else "vanilla", "non-convex", t0=late)
     if size > 2048:
         raise OptionError(
             f"Ord-RDE: a {size} x {size} ordering matrix is too large to assign; use a grid of at most 2048 cells."

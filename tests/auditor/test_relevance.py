@@ -151,6 +151,18 @@ class BooleanString(nn.Module):
         return 1 - nn.functional.relu(1 - total)
 
 
+def test_an_ordering_does_not_forget_its_start() -> None:
+    """The published first step is a jump to some vertex; from a start it is 1/7 of the way."""
+    start = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    d = _Double(linear_distortion())
+    warm = ordering(d, 1, 4, Budget(1), start=start)
+    jumped = ordering(d, 1, 4, Budget(1), Method("vanilla", "non-convex"), start=start)
+    on_start = torch.eye(4).flip(1).bool()
+    torch.testing.assert_close(warm.P[0][on_start].min(), torch.tensor(6 / 7))
+    assert not jumped.P[0][on_start].all()
+    assert jumped.P.unique().tolist() == [0, 1]
+
+
 def test_boolean_string_block_is_recovered_exactly() -> None:
     x = torch.zeros(1, 1, 1, 16)
     x[..., 6:11] = 1
