@@ -26,7 +26,6 @@ from auditor.kernels.polytope import Birkhoff, KSparse
 from auditor.kernels.projected_gradient import projected_gradient
 from auditor.kernels.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep, StepRule
 
-
 WARM_T0 = 48  # the first step of an ordering that starts somewhere is 1/7
 
 
