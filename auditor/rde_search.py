@@ -25,7 +25,7 @@ from auditor.relevance import (
     Budget,
     Distortion,
     Method,
-    Path,
+    RatePath,
     Relevance,
     Rule,
     Variant,
@@ -193,7 +193,7 @@ class Search:
         deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
         fine, start = levels[-1], None
         is_large = fine.shape[1] * fine.shape[2] > FINE
-        path: Path = ("down" if is_large else "up") if self.config.path == "auto" else self.config.path
+        path: RatePath = ("down" if is_large else "up") if self.config.path == "auto" else self.config.path
         blank, _ = _on(levels[0], objective).gradient(torch.zeros(n, levels[0].size), torch.arange(n))
         for i, level in enumerate(levels):
             rough = [max(1, round(k * level.size / fine.size)) for k in rates]

@@ -39,7 +39,7 @@ class Distortion(Protocol):
 
 Variant = Literal["vanilla", "away", "pairwise", "stochastic"]
 Rule = Literal["open-loop", "non-convex", "monotone", "short", "backtracking"]
-Path = Literal["down", "up", "cold"]  # where the search at a rate begins
+RatePath = Literal["down", "up", "cold"]  # where the search at a rate begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def multi_rate(
     method: Method | None = None,
     *,
     start: Tensor | None = None,
-    path: Path = "up",
+    path: RatePath = "up",
     blank: Tensor | None = None,
     on_step: Callable[[int, Step], None] = lambda k, step: None,
 ) -> Relevance:

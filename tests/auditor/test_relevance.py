@@ -18,7 +18,7 @@ from auditor.relevance import (
     Budget,
     Method,
     OrderDistortion,
-    Path,
+    RatePath,
     checked_rates,
     lagrangian,
     multi_rate,
@@ -254,7 +254,7 @@ class _Clock:
 
 
 @pytest.mark.parametrize("path", ["up", "down"])
-def test_time_budget_is_kept_and_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_budget_is_kept_and_reported(path: RatePath, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock(monkeypatch)
 
     class Slow(_Double):
@@ -270,7 +270,7 @@ def test_time_budget_is_kept_and_reported(path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("path", "solved"), [("up", (1,)), ("down", (3,))])
-def test_rates_without_time_are_left_out(path: Path, solved: tuple[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_without_time_are_left_out(path: RatePath, solved: tuple[int], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = _Clock(monkeypatch)
 
     class Slower(_Double):
