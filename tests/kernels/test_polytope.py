@@ -26,6 +26,15 @@ def test_ksparse_reaches_the_linear_programme(k: int, seed: int) -> None:
     assert set(v.unique().tolist()) <= {0.0, 1.0}
 
 
+@pytest.mark.parametrize("k", [1, 3, 7])
+@pytest.mark.parametrize("seed", range(4))
+def test_ksparse_is_the_lowest_corner_of_all(k: int, seed: int) -> None:
+    g = noise(1, 7, seed=seed)
+    corners = torch.tensor(list(itertools.product((0.0, 1.0), repeat=7)), dtype=g.dtype)
+    lowest = (corners[corners.sum(1) <= k] @ g[0]).min()
+    assert float((g * KSparse(k).vertex(g)).sum()) == pytest.approx(float(lowest), abs=1e-12)  # 7 float64 adds
+
+
 def test_ksparse_leaves_zero_gradients_alone() -> None:
     g = torch.tensor([[0.0, 0.0, -2.0, 1.0, 0.0]])
     assert KSparse(4).vertex(g).tolist() == [[0, 0, 1, 0, 0]]
