@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 FINE = 1024  # pixels up to which an image is small: its pixels are the cells, and no coarser grid comes first
 COMPONENTS_AT_ONCE = 2_000_000  # of images in one pass of the network with gradients
 COARSE_SIDES = (7, 14, 28)  # of the grids that come before the cells of a large image
-GRADIENTS_WANTED = 4  # per rate and level, at least, if draws can be spared for them
+GRADIENTS_WANTED = 6  # per rate and level, at least, if draws can be spared for them
 SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.2  # of the time; the rest is slack
 CURVE_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
@@ -189,7 +189,7 @@ class Search:
     def _by_levels(
         self, objective: Distortion, levels: list[Partition], n: int, rates: tuple[int, ...], budget: Budget
     ) -> Relevance:
-        """Solve level by level, each rate from its mask on the coarser one; the levels share the time evenly."""
+        """Solve level by level, each rate from its mask on the coarser one; a level may take half of the time left."""
         deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
         fine, start = levels[-1], None
         is_large = fine.shape[1] * fine.shape[2] > FINE
@@ -197,7 +197,8 @@ class Search:
         blank, _ = _on(levels[0], objective).gradient(torch.zeros(n, levels[0].size), torch.arange(n))
         for i, level in enumerate(levels):
             rough = [max(1, round(k * level.size / fine.size)) for k in rates]
-            left = None if deadline is None else max(1e-3, (deadline - time.monotonic()) / (len(levels) - i))
+            share = 1.0 if level is fine else 0.5
+            left = None if deadline is None else max(1e-3, share * (deadline - time.monotonic()))
             found = multi_rate(
                 _on(level, objective),
                 n,
