@@ -172,6 +172,7 @@ def full_size(args: argparse.Namespace) -> dict[str, object]:
     report = {
         "MR-RDE": against(curves, "MR-RDE", ["RC-RDE (k=100)", "RC-RDE (k=200)", *others]),
         "RC-RDE (k=100)": against(curves, "RC-RDE (k=100)", others),
+        **{name: against(curves, name, ["random"]) for name in GRADIENT_TYPE},
     }
     plot_curves(curves, args.out / "mnist-pixel-flip.png", f"MNIST, {n} test images, {args.draws} draws per step")
     plot_maps(found["images"], {name: found[f"map {name}"] for name in curves}, args.out / "mnist-maps.png")
