@@ -11,7 +11,9 @@ linear bottlenecks). A mass has the neurons in front, ``(neurons, *shape of the 
 
 Where the page leaves a choice: a residual sum splits by the positive parts of its branches; a gate  x * sigmoid(g)
 and an attention matrix are weights, so the gated signal and the values get the mass; layer norm passes it through like
-batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass.
+batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass. Clipping
+small negative activations costs mass where a parent has few children (depthwise convolutions after SiLU or hardswish);
+`ExcitationBackprop.lost` tells how much, layer by layer.
 """
 
 from __future__ import annotations
