@@ -21,7 +21,7 @@ from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.excitation_walk import OnStep, Walk, lower_bound
 
 log = logging.getLogger(__name__)
-BYTES_AT_ONCE = 512 * 2**20  # of the largest mass; more images than fit take turns
+BYTES_AT_ONCE = 128 * 2**20  # of the largest mass; more images than fit take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +196,8 @@ class ExcitationBackprop:
         end = self.graph.layer(stop)
         pinned = frozenset({below, end})
         floor = self._floor.to(x)
+        if x.dim() == 4 and self.graph.any_strides:
+            x = x.contiguous(memory_format=torch.channels_last)  # convolutions need no reordering then
         walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self.graph.clipped, on_step=on_step)
         if self.head is None:
             p, dual, inactive = start_mass(walk, below, neurons, contrastive, begin)

@@ -187,6 +187,13 @@ def _max_pool(walk: Walk, node: Node, p: Tensor) -> Flow:
     else:
         _, where = aten.max_pool2d_with_indices.default(x, *args)
     spatial = 1 if node.target is aten.max_pool1d.default else 2
+    if spatial == 2 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        n, c = x.shape[:2]
+        where, q = where.permute(0, 2, 3, 1).reshape(1, n, -1, c), p.permute(0, 1, 3, 4, 2).reshape(len(p), n, -1, c)
+        last = p.new_zeros(len(p), n, x.shape[2] * x.shape[3], c)
+        last.scatter_add_(2, where.expand(len(p), -1, -1, -1), q)
+        yield child, last.view(len(p), n, *x.shape[2:], c).permute(0, 1, 4, 2, 3)
+        return
     lead = x.shape[:-spatial]
     flat = p.new_zeros(len(p), lead.numel(), x.shape[-spatial:].numel())
     flat.scatter_add_(2, where.reshape(1, lead.numel(), -1).expand(len(p), -1, -1), p.reshape(len(p), lead.numel(), -1))
