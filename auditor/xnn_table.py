@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from auditor.data import Data
-from auditor.errors import OptionError
+from auditor.errors import DataError, OptionError
 from auditor.excitation import ExcitationBackprop, Heatmaps
 from auditor.explainer import Progress, silent
 from auditor.faithfulness import faithfulness_of, mean_over
@@ -89,6 +89,10 @@ def xnn_table(
     shown = _shown(
         subject, judged_on or data, kept if judged_on else examples, classes, images_per_class, config, parts
     )
+    if judged_on is not None and not shown:
+        raise DataError(
+            f"xnn table: the {len(kept.Z)} images to measure on hold none of the asked classes. Give images of them."
+        )
     rows = []
     for i, method in enumerate(methods):
         progress(f"method {method}", i, len(methods))

@@ -222,7 +222,8 @@ def test_nan_losses_stop_with_the_last_good_state_kept(monkeypatch):
     assert "loss of nan" in trained.diverged
     assert torch.isfinite(heads.v).all()
     calls["n"] = 3
-    with pytest.raises(NumericsError, match="lr"):
+    assert "The best state before that is kept" in trained.diverged
+    with pytest.raises(NumericsError, match=r"Lower lr .* nothing is kept"):
         fit_heads(XHeads(1, 4, (), 2), examples_of(Z * math.nan, y), [0], SraeConfig(), max_epochs=10, patience=5)
 
 
@@ -291,6 +292,8 @@ def test_table_judged_on_the_held_out_images_as_a_set_of_their_own_is_the_same_t
         assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4, abs=1e-6)
     (other,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=digits)
     assert other.f_reg != pytest.approx(want.f_reg, rel=1e-3)
+    with pytest.raises(DataError, match="none of the asked classes"):
+        xnn_table(subject, digits, cfg, methods=["nn"], judged_on=npz(tmp_path, subject, lambda y: y != 3))
 
 
 def test_contact_sheet_sorts_by_contribution_and_colours_by_sign(fitted, subject, images, tmp_path):
