@@ -66,11 +66,11 @@ def test_a_score_step_reaches_the_minimiser_with_its_linear_term():
     g = torch.Generator().manual_seed(1)
     M, X = torch.rand(13, 3, generator=g), torch.rand(2, 13, 5, generator=g)
     asked = 0.3 * torch.randn(2, 3, 5, generator=g)
-    S = score_step(projected(X, M), X, M, asked, torch.tensor([1e9, 1e9]), n_sweeps=400)
+    S = score_step(projected(X, M), X, M, asked, n_sweeps=400)
     slope = M.T @ (M @ S - X) - asked
     assert float(S.min()) >= 0
     assert float(torch.minimum(S, slope).abs().max()) < 1e-4  # the optimality of a non-negative least squares
-    near = score_step(projected(X, M), X, M, asked, torch.tensor([1e-6, 1e-6]), n_sweeps=400)
+    near = score_step(projected(X, M), X, M, 1e-6 * asked, n_sweeps=400)
     torch.testing.assert_close(near, projected(X, M), rtol=0, atol=1e-4)
 
 
