@@ -26,7 +26,7 @@ class DeepFactoConfig(ExplainerConfig):
         default=None, ge=1, description="Side of the grid of means that the head reads; default: 1, 2 or 4, by trial."
     )
     epochs: int = Field(default=12, ge=0, description="Passes over the images; 0 stops after the warm start.")
-    train_batch: int = Field(default=64, ge=1, description="Images per step of the training.")
+    train_batch: int = Field(default=32, ge=1, description="Images per step of the training.")
     lr: float = Field(default=1e-3, gt=0, description="Step size of the layers below, by Adam with cosine decay.")
     beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
     gamma: float = Field(default=1.0, gt=0, description="Penalty that ties Z to the product M S.")

@@ -75,7 +75,7 @@ class Settings:
     l1: float = 0.0
     dual_step: float = 0.0
     lr: float = 1e-3
-    batch: int = 64
+    batch: int = 32
     epochs: int = 12
     seed: int = 0
 
