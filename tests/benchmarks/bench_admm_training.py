@@ -39,7 +39,8 @@ from auditor.training import accuracy
 SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
 DEEP = {"beta": 10.0, "beta_ratio": 3.0, "dual_step": 1.0, "z_steps": 3, "average": 0.999}
 DEEP_RATE = {10: 1e-3, 20: 5e-4}
-TUNED = {3: 0.2, 10: 0.2, 20: 0.1}  # SGD's learning rate by number of layers, from ``rates``
+TUNED = {3: 0.8, 10: 0.1, 20: 0.01}  # SGD's learning rate by number of layers, from ``rates``
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2)
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
     "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
@@ -171,7 +172,7 @@ def shallow(args):
          lambda s: by_blocks(widths, s, data, e, "block", **SHALLOW)),
         ("SGD, lr .005", "95.29", None, lambda s: by_backprop(widths, s, data, e, "sgd", lr=0.005, gain=1.0)),
         (f"SGD, lr {TUNED[3]}, chosen on validation", "-", None,
-         lambda s: by_backprop(widths, s, data, e, "sgd", lr=TUNED[3], gain=1.0)),
+         lambda s: by_backprop(widths, s, data, e, "sgd", lr=TUNED[3])),
         (
             "full ADMM",
             "95.02",
@@ -249,7 +250,7 @@ def rates(args):
     x, y, *held = images(args.data_root, "MNIST", True)
     data, e = (x[:10000], y[:10000], *held), args.epochs or 8
     for n_layers in [int(d) for d in (args.depths or "3,10,20").split(",")]:
-        for gain, lr in itertools.product((0.25, 1.0) if n_layers == 3 else (1.0,), (0.005, 0.05, 0.1, 0.2, 0.4)):
+        for gain, lr in itertools.product((0.25, 1.0) if n_layers == 3 else (1.0,), RATES):
             found, _ = by_backprop([784, *[128] * (n_layers - 1), 10], 0, data, e, "sgd", lr=lr, gain=gain)
             print(f"{n_layers} layers, {gain} of He's weights, SGD lr {lr}: {100 * found:.2f}%", flush=True)
 
