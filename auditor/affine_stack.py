@@ -36,7 +36,7 @@ class AffineStack:
         self.x, self.y, self.where = x.flatten(1), y, where
         width = sum(shape[0] for shape in shapes)
         # n_kept tensors of every layer's size live at once, and about two more inside a step
-        check_room(len(x) * width * (n_kept + 2) * x.element_size(), x, None, None, where)
+        check_room(len(x) * width * (n_kept + 2) * x.element_size(), x, None, None, where, mappable=False)
         self.W = [lin.weight.detach().clone() for lin in self.linears]
         self.b = [lin.bias.detach().clone() for lin in self.linears]
 

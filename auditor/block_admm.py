@@ -10,7 +10,10 @@ is unstable:
 * each visit starts from the chained forward pass less the duals, Z_t = f_t(Z_{t-1}) - U_t (``start="forward"``), where
   every coupling term is zero: duals at full step are stable there, while from the plain forward pass even a tenth of
   it ran away on MNIST; ``"kept"`` takes Z from the last visit;
-* lower couplings may be stiffer (``beta_ratio``), or Z_{T-1} absorbs the error that Theta_T should see;
+* lower couplings may be stiffer (``beta_ratio``), or Z_{T-1} absorbs the error that Theta_T should see, and each block
+  passes on a part of it only;
+* variables are kept as start and move: what reaches the first of twenty blocks is 1e-10 of the size of Z, and the
+  difference of two outputs in single precision would be rounding (one-layer blocks stood still at 10% on MNIST);
 * steps on Z follow the next block's weights: (beta_t I + beta_{t+1} W'W)^-1 times the gradient for affine blocks
   ("newton"), 1 / (beta_t + beta_{t+1} |W|^2) ("gradient"), backtracking for any other module; or as printed, "adam"
   and "sgd";
@@ -28,18 +31,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.block_calculus import Calculus, calculus_of
+from auditor.block_calculus import Around, Calculus, calculus_of
 from auditor.block_variables import Variables, check_room, names_of, variables_bytes
-from auditor.errors import NumericsError, ShapeError
+from auditor.errors import AuditError, OptionError, ShapeError
 from auditor.kernels.admm import majorant_inverse
 from auditor.training import Cycle, Keeper, Watch, check_blocks, check_labels
 from auditor.training_loss import LossName, loss_of
+
+if TYPE_CHECKING:
+    from auditor.block_workers import BlockWorkers
 
 WHERE = "block-admm"
 
@@ -77,7 +83,10 @@ class BlockAdmmConfig(BaseModel):
     penalty_decay: float = Field(default=0.95, gt=0, le=1, description="The bound shrinks by this every epoch.")
     penalty_max: float = Field(default=100.0, gt=0, description="The last beta never grows beyond this.")
     average: float = Field(default=0.0, ge=0, lt=1, description="Decay of a running average of the weights; 0: none.")
-    workers: int = Field(default=1, ge=1, description="Blocks updated at the same time: threads, or streams on a GPU.")
+    workers: int = Field(default=1, ge=1, description="Blocks updated at the same time.")
+    parallel: Literal["threads", "processes"] = Field(
+        default="threads", description="What the workers are; threads use a stream each on a GPU."
+    )
     variables: Path | None = Field(default=None, description="Folder for the variables, as mapped files.")
     memory_limit: int | None = Field(
         default=None, ge=1, description="Bytes the variables may take; default: what is free."
@@ -99,6 +108,8 @@ class BlockAdmm:
         self.config = config = config or BlockAdmmConfig()
         self.blocks, self.x, self.y = list(blocks), x, y
         self.loss = loss_of(config.loss)
+        if config.parallel == "processes" and x.device.type != "cpu":
+            raise OptionError(f"{WHERE}: processes share memory of the CPU, the data is on {x.device}; use threads.")
         shapes = check_blocks(self.blocks, x, WHERE)
         if len(shapes[-1]) != 1:
             raise ShapeError(f"{WHERE}: the last block must give a vector per sample, got {tuple(shapes[-1])}.")
@@ -118,29 +129,47 @@ class BlockAdmm:
         self.steps = [_StepRule(config, calculus) for calculus in self.maps]
         self.mean_weights = [p.detach().clone() for p in self._parameters()] if config.average else []
         self._filled = False
+        self._workers: BlockWorkers | None = None
 
     def __iter__(self) -> Iterator[Cycle]:
         """Yield the state after every pass over the samples; NaN or a residual that runs away is an error."""
-        config = self.config
         if "Z1" in self.variables and not self._filled:
             self._fill()
         modes = [block.training for block in self.blocks]
         for block in self.blocks:
             block.eval()
-        with ThreadPoolExecutor(config.workers) if config.workers > 1 else nullcontext() as pool:
-            each: Callable[..., Any] = map if pool is None else pool.map
+        with self._pool() as each:
             try:
                 for epoch in itertools.count(self.epoch + 1):
                     cycle = self._epoch(epoch, each)
                     self.epoch = epoch
                     self.keeper.keep(epoch)
                     yield cycle
-            except NumericsError:
+            except AuditError:  # not finite, run away, or a worker that died
                 self.keeper.put_back()
                 raise
             finally:
                 for block, mode in zip(self.blocks, modes, strict=True):
                     block.train(mode)
+
+    @contextmanager
+    def _pool(self) -> Iterator[Callable[..., Any]]:
+        """Give what maps ``_learn`` over the blocks: one after the other, in threads or in processes."""
+        config = self.config
+        if config.workers == 1:
+            yield map
+        elif config.parallel == "threads":
+            with ThreadPoolExecutor(config.workers) as pool:
+                yield pool.map
+        else:
+            from auditor.block_workers import BlockWorkers
+
+            with BlockWorkers(self) as workers:
+                self._workers = workers
+                try:
+                    yield workers.each
+                finally:
+                    self._workers = None
 
     def _epoch(self, epoch: int, each: Callable[..., Any]) -> Cycle:
         T, n = len(self.blocks), len(self.x)
@@ -173,30 +202,34 @@ class BlockAdmm:
         cfg, maps, beta, T = self.config, self.maps, self.beta, len(self.maps)
         x, y = self.x[rows], self.y[rows]
         U = [self.variables.read(f"U{t}", rows) if f"U{t}" in self.variables else None for t in range(1, T + 1)]
-        first = maps[0].out(x)  # X does not move, so neither does f_1(X) until Theta_1 does
-        Z, near = [x], []  # near: f_t(Z_{t-1}) - U_t, what the lower term pulls Z_t to
+        here: list[Around] = []  # block t about where its input starts
+        Z, near, gap = [x], [x], [x]  # near: f_t(Z_{t-1}) - U_t, what the lower term pulls Z_t to; gap: Z_t - near
         for t, (f, u) in enumerate(zip(maps, U, strict=True), 1):
-            made = first if t == 1 else f.out(Z[-1])
-            near.append(made if u is None else made - u)
+            here.append(f.around(Z[-1]))
+            near.append(here[-1].out if u is None else here[-1].out - u)
             # from the chained pass less the duals every coupling term is zero, and only J moves the variables
             Z.append(self.variables.read(f"Z{t}", rows) if "Z1" in self.variables else near[-1])
-        loss = self.loss.value(self._chained(first) if len(self.variables) else near[-1], y).double()
-        Z[T] = self.loss.prox(near[-1], y, beta[-1])
+            gap.append(Z[-1] - near[-1])
+        loss = self.loss.value(self._chained(here[0].out) if len(self.variables) else near[-1], y).double()
+        Z[T] = self.loss.prox(near[T], y, beta[-1])
+        gap[T] = Z[T] - near[T]
+        moves: dict[int, Tensor] = {}
         for t in range(T - 1, 0, -1):
-            above = U[t]
-            aim = Z[t + 1] if above is None else Z[t + 1] + above
-            Z[t] = self.steps[t].descend(Z[t], near[t - 1], aim, beta[t - 1], beta[t], self.batches)
-        known: list[Tensor | None] = [first] + [None] * (T - 1)  # f_t(Z_{t-1}) where it is at hand
-        if cfg.carry:
-            for t in range(2, T + 1):
-                made, u = maps[t - 1].out(Z[t - 1]), U[t - 1]
-                Z[t] = Z[t] + made - (near[t - 1] if u is None else near[t - 1] + u)
-                known[t - 1] = made
-        aims = [z if u is None else z + u for z, u in zip(Z[1:], U, strict=True)]
-        outs = list(each(self._learn, range(T), Z[:-1], aims, known if cfg.theta_steps == 1 else [None] * T))
-        if self.config.dual_step:
-            outs = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
-        residual = [z - out for z, out in zip(Z[1:], outs, strict=True)]
+            moves[t] = self.steps[t].descend(here[t], gap[t], gap[t + 1], beta[t - 1], beta[t], self.batches)
+            Z[t], gap[t] = Z[t] + moves[t], gap[t] + moves[t]
+        changed = [torch.zeros_like(here[0].out)]  # what the moves change of block t's output; X does not move
+        for t in range(1, T):
+            changed.append(here[t].change(moves[t]))
+            if cfg.carry:
+                Z[t + 1] = Z[t + 1] + changed[t]
+                moves[t + 1] = moves[t + 1] + changed[t] if t + 1 < T else changed[t]
+        outs = [at.out + c for at, c in zip(here, changed, strict=True)]
+        errors = [-g if cfg.carry else c - g for g, c in zip(gap[1:], changed, strict=True)]  # f_t(Z_{t-1}) - Z_t - U_t
+        made = list(each(self._learn, range(T), Z[:-1], outs, errors))
+        if cfg.dual_step:
+            made = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
+        exact = not cfg.dual_step and cfg.theta_steps == 1
+        residual = [-e if exact else z - m for e, z, m in zip(errors, Z[1:], made, strict=True)]
         for t, (u, r) in enumerate(zip(U, residual, strict=True), 1):
             if u is not None:
                 limit = cfg.dual_clip * Z[t].square().mean().sqrt()
@@ -204,7 +237,7 @@ class BlockAdmm:
                 self.variables.write(f"U{t}", rows, u)
             if f"Z{t}" in self.variables:
                 self.variables.write(f"Z{t}", rows, Z[t])
-        squares = torch.stack([r.square().sum() for r in residual]).double()
+        squares = torch.stack([r.double().square().sum() for r in residual])
         return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
 
     def _chained(self, z: Tensor) -> Tensor:
@@ -213,14 +246,13 @@ class BlockAdmm:
             z = f.out(z)
         return z
 
-    def _learn(self, t: int, z: Tensor, aim: Tensor, out: Tensor | None) -> Tensor:
+    def _learn(self, t: int, z: Tensor, out: Tensor, error: Tensor) -> Tensor:
+        """Take block t's optimizer steps towards out - error; return its output at z before the last one."""
         stream = torch.cuda.Stream() if z.is_cuda and self.config.workers > 1 else None  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream) if stream is not None else nullcontext():
-            for _ in range(self.config.theta_steps):
-                made = self.maps[t].learn(z, aim, self.beta[t] / len(z), out)
-                optimizer = self.optimizers[t]
-                if optimizer is not None:
-                    optimizer.step()
+            made = learn_block(
+                self.maps[t], self.optimizers[t], z, out, error, self.beta[t] / len(z), self.config.theta_steps
+            )
         if stream is not None:
             torch.cuda.current_stream().wait_stream(stream)
         return made
@@ -284,6 +316,8 @@ class BlockAdmm:
         """Write everything needed to go on from here: safetensors and JSON."""
         from auditor.block_checkpoint import save
 
+        if self._workers is not None:
+            self._workers.fetch()
         save(self, Path(folder))
 
     def resume(self, folder: str | Path) -> BlockAdmm:
@@ -316,11 +350,14 @@ class _StepRule:
         self.length = length
         self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
 
-    def descend(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float, batch: int) -> Tensor:
-        """Return Z_t after ``z_steps`` steps on  beta/2 |z - near|^2 + above/2 |f(z) - aim|^2."""
+    def descend(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float, batch: int) -> Tensor:
+        """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - wanted|^2.
+
+        ``gap`` is Z_t - near_t at the start, ``wanted`` that of the variable above after its steps.
+        """
         cfg = self.config
         if cfg.z_optimizer in ("adam", "sgd"):
-            return self._printed(z, near, aim, beta, above)
+            return self._printed(here, gap, wanted, beta, above)
         key = (beta, above, batch // cfg.refresh)
         if key != self.key:
             self.key, self.matrix = key, None
@@ -328,16 +365,19 @@ class _StepRule:
             if gram is not None:
                 self._measure(gram, beta, above)
         if self.matrix is None and self.norm is None:
-            return self._backtrack(z, near, aim, beta, above)
+            return self._backtrack(here, gap, wanted, beta, above)
+        move: Tensor | None = None
         for _ in range(cfg.z_steps):
-            _, pulled = self.above.pull(z, aim)
-            grad = pulled.mul_(above).add_(z - near, alpha=beta)
+            _, pulled = here.pull(move, wanted)
+            grad = pulled.mul_(above).add_(gap if move is None else gap + move, alpha=beta)
             if self.matrix is not None:
-                z = z - cfg.z_lr * (grad.flatten(1) @ self.matrix).view(z.shape)
+                step = cfg.z_lr * (grad.flatten(1) @ self.matrix).view(grad.shape)
             else:
                 assert self.norm is not None
-                z = z - cfg.z_lr / (beta + above * self.norm) * grad
-        return z
+                step = cfg.z_lr / (beta + above * self.norm) * grad
+            move = -step if move is None else move - step
+        assert move is not None
+        return move
 
     def _measure(self, gram: Tensor, beta: float, above: float) -> None:
         if self.config.z_optimizer == "newton":
@@ -352,34 +392,54 @@ class _StepRule:
         assert self.norm is not None
         self.norm = self.norm * 1.05  # power iteration comes from below
 
-    def _printed(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float) -> Tensor:
+    def _printed(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float) -> Tensor:
         cfg = self.config
-        m = s = torch.zeros_like(z)
+        m = s = move = torch.zeros_like(gap)
         for k in range(1, cfg.z_steps + 1):
-            _, pulled = self.above.pull(z, aim)
-            grad = above * pulled + beta * (z - near)
+            _, pulled = here.pull(move, wanted)
+            grad = above * pulled + beta * (gap + move)
             if cfg.z_optimizer == "sgd":
-                z = z - cfg.z_lr * grad
+                move = move - cfg.z_lr * grad
                 continue
             m, s = 0.9 * m + 0.1 * grad, 0.999 * s + 0.001 * grad.square()
-            z = z - cfg.z_lr * (m / (1 - 0.9**k)) / ((s / (1 - 0.999**k)).sqrt() + 1e-8)
-        return z
+            move = move - cfg.z_lr * (m / (1 - 0.9**k)) / ((s / (1 - 0.999**k)).sqrt() + 1e-8)
+        return move
 
-    def _backtrack(self, z: Tensor, near: Tensor, aim: Tensor, beta: float, above: float) -> Tensor:
-        def value(point: Tensor, out: Tensor) -> Tensor:
-            return 0.5 * beta * (point - near).square().sum() + 0.5 * above * (out - aim).square().sum()
+    def _backtrack(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float) -> Tensor:
+        def value(point: Tensor, changed: Tensor) -> Tensor:
+            return 0.5 * beta * (gap + point).square().sum() + 0.5 * above * (changed - wanted).square().sum()
 
+        move = torch.zeros_like(gap)
         for _ in range(self.config.z_steps):
-            out, pulled = self.above.pull(z, aim)
-            grad = above * pulled + beta * (z - near)
-            here = value(z, out)
+            changed, pulled = here.pull(move, wanted)
+            grad = above * pulled + beta * (gap + move)
+            now = value(move, changed)
             for _ in range(20):
-                tried = z - self.config.z_lr * self.length / beta * grad
-                if bool(value(tried, self.above.out(tried)) <= here):
-                    z, self.length = tried, min(1.0, self.length * 1.2)
+                tried = move - self.config.z_lr * self.length / beta * grad
+                if bool(value(tried, here.change(tried)) <= now):
+                    move, self.length = tried, min(1.0, self.length * 1.2)
                     break
                 self.length /= 2
-        return z
+        return move
+
+
+def learn_block(
+    calculus: Calculus,
+    optimizer: torch.optim.Optimizer | None,
+    z: Tensor,
+    out: Tensor,
+    error: Tensor,
+    scale: float,
+    steps: int,
+) -> Tensor:
+    """Take optimizer steps on scale/2 |f(z) - target|^2, where f(z) is ``out`` and ``error`` more than the target."""
+    target = out - error
+    made = out
+    for k in range(steps):
+        made = calculus.learn(z, target, scale, *((out, error) if k == 0 else ()))
+        if optimizer is not None:
+            optimizer.step()
+    return made
 
 
 def optimizer_of(block: nn.Module, config: BlockAdmmConfig) -> torch.optim.Optimizer | None:

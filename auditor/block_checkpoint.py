@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 STATE = "state.json"
 # where the run happens, not what it computes
-LOCAL = {"variables", "memory_limit", "workers"}
+LOCAL = {"variables", "memory_limit", "workers", "parallel"}
 
 
 def save(run: BlockAdmm, folder: Path) -> None:

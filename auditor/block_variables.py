@@ -82,12 +82,15 @@ def variables_bytes(n: int, shapes: dict[str, torch.Size], itemsize: int) -> int
     return sum(n * math.prod(shape) * itemsize for shape in shapes.values())
 
 
-def check_room(needed: int, like: Tensor, folder: Path | None, limit: int | None, where: str) -> None:
-    """Refuse variables that will not fit, before anything is made."""
+def check_room(
+    needed: int, like: Tensor, folder: Path | None, limit: int | None, where: str, mappable: bool = True
+) -> None:
+    """Refuse variables that will not fit, before anything is made; ``mappable`` ones could go to a file."""
     have = limit if limit is not None else room(like, folder)
     if needed > have:
         place = f"on the disk of {folder}" if folder is not None else f"in the memory of {like.device}"
-        help_ = "free some space" if folder is not None else "keep them in a file (variables=FOLDER)"
+        in_memory = "keep them in a file (variables=FOLDER)" if mappable else "train by block-admm, which needs fewer"
+        help_ = "free some space" if folder is not None else in_memory
         raise OptionError(
             f"{where}: the decoupling variables and duals need {needed / GIB:.2f} GiB and {have / GIB:.2f} GiB are "
             f"free {place}; {help_}, use fewer samples, or fewer blocks."

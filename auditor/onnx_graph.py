@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class OnnxGraph:
 
     content: bytes
     layers: tuple[str, ...]
-    features: Mapping[str, str]  # explainer name -> digest, whose x-features are outputs
+    features: Mapping[str, str]  # explainer name -> digest of its heads, whose x-features are outputs
     worst: float
 
     @property
@@ -95,13 +95,19 @@ class _Bundle(nn.Module):
         return (logits, *layers, *features)
 
 
-def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxGraph:
-    """Export and check; a graph that does not give torch's numbers is an error."""
+def check_can_export() -> None:
+    """Fail at once when the packages that exporting needs are not there."""
     try:
         import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise OptionError(f"auditor export {NEEDED}") from None
+        raise OptionError(f"exporting {NEEDED}") from None
+
+
+def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxGraph:
+    """Export and check; a graph that does not give torch's numbers is an error."""
+    check_can_export()
     graph = graph_of(subject)
     if subject.max_batch is not None or graph.batch is not None:
         raise ModelError(
@@ -119,10 +125,18 @@ def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxG
         log.warning("x-features stay outside the graph: %s", error)  # logits and layers are most of the work
         heads = {}
         content = _to_onnx(_Bundle(subject, graph, layers, []), example)
-    digests = {name: str(e.digest_) for name, e in heads.items()}
+    digests = {name: e.heads_.digest for name, e in heads.items()}
     worst = _check(content, subject, layers, heads)
     log.info("exported %d outputs, %d bytes, worst difference %.1e", 1 + len(layers), len(content), worst)
     return OnnxGraph(content, tuple(layers), digests, worst)
+
+
+def lacking(layers: Collection[str], features: Collection[str], explainer: Explainer) -> list[str]:
+    """Return what an explainer reads that a graph with these layers and x-features (digests of heads) has not."""
+    found = [layer for layer in explainer.layers() if layer not in layers]
+    if isinstance(explainer, XnnExplainer) and _is_small(explainer) and explainer.heads_.digest not in features:
+        found.append(f"x-features of {explainer.name or explainer.kind}")
+    return found
 
 
 def open_session(content: bytes, *, threads: int = 1, use_gpu: bool | None = None) -> Any:

@@ -141,9 +141,10 @@ class Watch:
         """
         if not math.isfinite(loss) or not all(math.isfinite(r) for r in residuals):
             what = "loss" if not math.isfinite(loss) else "consensus residual"
+            first = "Look for samples that are not finite, l" if self._seen == 0 else "L"
             raise NumericsError(
                 f"{self.where}: the {what} was not finite in epoch {epoch}; the blocks hold the last good state. "
-                "Lower the learning rate or raise beta."
+                f"{first}ower the learning rate or raise beta."
             )
         self._seen += 1
         if not self._before:

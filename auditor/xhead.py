@@ -9,9 +9,11 @@ grid and the predictor weighs every cell. Weights of all classes are stacked in 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +53,14 @@ class XHeads(nn.Module):
         self.c = nn.Parameter(torch.zeros(n_classes))
         self.register_buffer("scale", torch.ones(dims))  # root mean square of every dimension of Z
         self.scale: Tensor
+
+    @cached_property
+    def digest(self) -> str:
+        """Return what tells these heads from others: a hash of the encoder; ask for it once they are trained."""
+        found = hashlib.sha256(repr((self.activation, self.cells)).encode())
+        for tensor in (self.scale, *self.encoder_w, *self.encoder_b):
+            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def n_features(self) -> int:

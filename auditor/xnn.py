@@ -148,8 +148,8 @@ class XnnExplainer(Explainer):
             return self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
 
     def features_key(self) -> str:
-        """Return the name under which a shared pass may hand in the x-features too."""
-        return f"x-features {self.digest_}"
+        """Return the name under which a shared pass may hand in the x-features too: equal heads, equal name."""
+        return f"x-features {self.heads_.digest}"
 
     def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
         """Return the heatmaps of all x-features of one class on pixels ``x``."""
@@ -324,7 +324,8 @@ class XnnExplainer(Explainer):
             return self.heads_.cell_mass(self.features(z)[row], row)
 
     def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
-        options = json.dumps(self.config.model_dump(mode="json"), sort_keys=True)
+        how_long = {"max_epochs", "patience"}  # a training may go on for longer than was first thought
+        options = json.dumps(self.config.model_dump(mode="json", exclude=how_long), sort_keys=True)
         return hashlib.sha256(f"{subject.digest}|{data.digest}|{layer}|{options}".encode()).hexdigest()
 
 

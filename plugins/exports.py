@@ -1,11 +1,14 @@
 """Exports: the ONNX graph of a version, stored beside it and verified like an explainer.
 
-The folder goes to ``auditor/exports/<digest12>/``, then the tag ``auditor.onnx`` points to it, the commit point.
+The folder goes to ``auditor/exports/<digest12>/``, then the tag ``auditor.onnx`` points to it, the commit point. Once a
+version has a graph, attaching another explainer renews it before the explainer is visible, so a server that follows the
+version never finds one without the other. Where that fails the graph is left as it is, and servers tell what it lacks.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from auditor.errors import TamperError
+from auditor.errors import AuditError, TamperError
 from auditor.plugins.models import load_subject
 from auditor.plugins.place import Place, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry import download, load, names
@@ -21,6 +24,8 @@ from auditor.plugins.registry import download, load, names
 if TYPE_CHECKING:
     from auditor.explainer import Explainer
     from auditor.subject import Subject
+
+log = logging.getLogger(__name__)
 
 TAG = "auditor.onnx"
 FILE = "explain.onnx"
@@ -33,7 +38,7 @@ class Exported:
     digest: str
     location: str
     layers: tuple[str, ...]
-    features: Mapping[str, str]
+    features: Mapping[str, str]  # explainer name -> digest of its heads
     worst: float
     content: bytes
 
@@ -49,15 +54,26 @@ class Exported:
         }
 
 
-def export(uri: str, *, allow_pickle: bool | None = None) -> Exported:
-    """Export a version with everything attached to one ONNX graph, check it against torch and store it."""
+def export(
+    uri: str,
+    *,
+    allow_pickle: bool | None = None,
+    subject: Subject | None = None,
+    attaching: Mapping[str, Explainer] | None = None,
+) -> Exported:
+    """Export a version with everything attached to one ONNX graph, check it against torch and store it.
+
+    ``attaching`` are explainers that will be attached next; ``subject`` saves loading the model again.
+    """
     from auditor.artifact import write_artifact
     from auditor.onnx_graph import export_graph
 
     place = resolve(uri, registered=True)
-    subject = load_subject(place.label, allow_pickle=allow_pickle)
-    explainers = {name: load(place.label, name, subject=subject) for name in names(place.label)}
-    graph = export_graph(subject, explainers)
+    if subject is None:
+        subject = load_subject(place.label, allow_pickle=allow_pickle)
+    fresh = dict(attaching or {})
+    kept = {name: load(place.label, name, subject=subject) for name in names(place.label) if name not in fresh}
+    graph = export_graph(subject, {**kept, **fresh})
     manifest = {
         "kind": "onnx",
         "subject_digest": subject.digest,
@@ -71,31 +87,55 @@ def export(uri: str, *, allow_pickle: bool | None = None) -> Exported:
         location = f"auditor/exports/{digest[:12]}"
         place.repository().log_artifacts(str(artifact), location)
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        value = {"location": location, "digest": digest, "time": stamp}
+        value: dict[str, Any] = {"location": location, "digest": digest, "time": stamp}
         found = read_export(place, value, subject)  # what the store gives back is what was sent
+        value |= {"layers": list(graph.layers), "features": sorted(graph.features.values())}
         set_tag(place, TAG, json.dumps(value, sort_keys=True))
     return found
 
 
-def load_export(place: Place, subject: Subject, explainers: Mapping[str, Explainer]) -> Exported | None:
-    """Return the stored graph after verifying it, or None when there is none or it lacks a layer that is needed now."""
-    text = place.tags.get(TAG)
-    if text is None:
-        return None
+def renew(place: Place, subject: Subject, name: str, explainer: Explainer, *, asked: bool) -> str:
+    """Export before an explainer is attached: when asked to, or when there is a graph and it lacks what this one reads.
+
+    Returns what went wrong, or nothing: an explainer that took minutes to fit is attached all the same.
+    """
+    from auditor.onnx_graph import lacking
+
     try:
-        entry = json.loads(text)
-        value = {key: str(entry[key]) for key in ("location", "digest")}
+        if not asked:
+            if TAG not in place.tags:
+                return ""
+            entry = _entry(place)
+            if not lacking(entry.get("layers", ()), entry.get("features", ()), explainer):
+                return ""
+        export(place.label, subject=subject, attaching={name: explainer})
+    except AuditError as error:
+        if not asked:
+            log.warning("the ONNX graph of %s was not renewed, it will not be used: %s", place.label, error)
+        return str(error)
+    return ""
+
+
+def load_export(place: Place, subject: Subject) -> Exported | None:
+    """Return the stored graph after verifying it, or None when there is none."""
+    if TAG not in place.tags:
+        return None
+    entry = _entry(place)
+    with mlflow_errors(f"load the graph of {place.label}"):
+        return read_export(place, entry, subject)
+
+
+def _entry(place: Place) -> dict[str, Any]:
+    try:
+        entry = json.loads(place.tags[TAG])
+        return {**entry, **{key: str(entry[key]) for key in ("location", "digest")}}
     except (ValueError, KeyError, TypeError):
         raise TamperError(
             f"the tag {TAG} of {place.label} is not what was attached; run auditor export again."
         ) from None
-    with mlflow_errors(f"load the graph of {place.label}"):
-        found = read_export(place, value, subject)
-    wanted = {layer for e in explainers.values() for layer in e.layers()}
-    return found if wanted <= set(found.layers) else None
 
 
-def read_export(place: Place, value: Mapping[str, str], subject: Subject) -> Exported:
+def read_export(place: Place, value: Mapping[str, Any], subject: Subject) -> Exported:
     """Download and verify a graph."""
     from auditor.artifact import read_artifact
 

@@ -64,12 +64,23 @@ def check_name(name: str) -> str:
     return name
 
 
-def attach(explainer: Explainer, uri: str, name: str | None = None, *, subject: Subject | None = None) -> Attached:
+def attach(
+    explainer: Explainer,
+    uri: str,
+    name: str | None = None,
+    *,
+    subject: Subject | None = None,
+    export: bool | None = None,
+) -> Attached:
     """Attach a fitted explainer to a model version: ``attach(concepts, "models:/m@champion", name="concepts")``.
 
     ``subject`` saves loading the model again when it was loaded from the same version. Killed at any moment, readers
     see the old state or the new one. Attaching under a name again replaces what the name points to; nothing is deleted.
+    ``export`` stores the ONNX graph of the version with this explainer, as ``auditor export`` does; None does so where
+    the version has a graph that lacks what this explainer reads, False leaves it.
     """
+    from auditor.plugins.exports import renew
+
     name = check_name(name or explainer.name or explainer.kind)
     place = resolve(uri, registered=True)
     own = subject if subject is not None and (subject.name, subject.version) == (place.name, place.version) else None
@@ -88,6 +99,7 @@ def attach(explainer: Explainer, uri: str, name: str | None = None, *, subject: 
             problem = _problem_at(place, location, digest, own.digest)
             if problem:
                 raise TamperError(f"attach {name}: the artifact store did not keep what was sent: {problem}")
+        not_exported = renew(place, own, name, explainer, asked=bool(export)) if export is not False else ""
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
         value = {"location": location, "kind": explainer.kind, "digest": digest, "time": stamp}
         set_tag(place, TAG + name, json.dumps(value, sort_keys=True))
@@ -98,6 +110,8 @@ def attach(explainer: Explainer, uri: str, name: str | None = None, *, subject: 
         run_name=f"attach {name} to {place.name}/{place.version}",
         data_digest=explainer.data_digest_,
     )
+    if export and not_exported:
+        raise ModelError(f"{name} is attached to {place.label}, but the ONNX graph was not exported: {not_exported}")
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
 
@@ -139,9 +153,18 @@ def detach(uri: str, name: str) -> None:
 
 
 def verify(uri: str, *, allow_pickle: bool | None = None) -> list[Attached]:
-    """Return every attached explainer with its problem, if any; also the model's own ``subject.json``."""
+    """Return every attached explainer with its problem; ``subject.json`` and the ONNX graph where they have one."""
+    from auditor.plugins import exports
+
     place = resolve(uri, registered=True)
-    found = list_attached(uri, subject=load_subject(uri, allow_pickle=allow_pickle)) if _tags(place) else []
+    has_graph = exports.TAG in place.tags
+    subject = load_subject(uri, allow_pickle=allow_pickle) if _tags(place) or has_graph else None
+    found = list_attached(uri, subject=subject) if subject is not None else []
+    try:
+        if subject is not None:
+            exports.load_export(place, subject)
+    except AuditError as error:
+        found.append(Attached(exports.FILE, "onnx", "", "auditor/exports", "", str(error)))
     try:
         with mlflow_errors(f"verify {place.label}"):
             check_notes(place)

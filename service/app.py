@@ -20,6 +20,7 @@ from auditor.service.openapi import document
 from auditor.service.problems import Problem, problem_of_validation
 from auditor.service.reading import job_of, parse, pixels, read
 from auditor.service.settings import Settings
+from auditor.service.tracing import draw_stages, tell_span
 from auditor.service.types import (
     ExplainBatchRequest,
     ExplainRequest,
@@ -213,6 +214,8 @@ class Routes:
 
 def _finished(request: Request, job: Job, answer: Answer, started: float) -> Answer:
     job.timings["total"] = round((time.perf_counter() - started) * 1000, 3)
+    draw_stages(time.time_ns(), job.timings)
+    tell_span(version=answer["model"]["version"])
     request.scope.get("auditor.note", {})["version"] = answer["model"]["version"]
     return {**answer, "timings": job.timings, "request_id": request.scope.get("auditor.request_id", "")}
 

@@ -19,6 +19,7 @@ from auditor.service.logs import tell
 from auditor.service.measures import REFUSED, REQUEST_DURATION, REQUESTS
 from auditor.service.problems import Problem
 from auditor.service.settings import Settings, from_environment
+from auditor.service.tracing import tell_span, trace_id
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class _Visit:
 
     async def answer(self) -> None:
         """Check, pass on, and mend what comes back."""
+        tell_span(request_id=self.request_id, route=route_of(self.scope["path"]))  # it ends with the answer
         try:
             self._check()
             await self.front.app(self.scope, self.receive, self.send)
@@ -185,6 +187,7 @@ class _Visit:
                 bytes_in=self.n_body,
                 version=self.note.get("version"),
                 code=code or None,
+                trace_id=trace_id(),
             )
 
 

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from auditor.errors import OptionError
+from auditor.errors import ArtifactError, OptionError
 from auditor.explainer import Explainer
 from auditor.plugins.exports import Exported, load_export
 from auditor.plugins.place import Place
@@ -58,15 +58,12 @@ class OnnxRunner:
         self.reason = f"exported graph {exported.digest[:12]}"
         self.device = device
         self.session = open_session(exported.content, threads=threads, use_gpu=device.type == "cuda")
-        keys = list(exported.layers)
-        for name, digest in exported.features.items():
-            e = explainers.get(name)
-            is_same = isinstance(e, XnnExplainer) and e.digest_ == digest
-            keys.append(e.features_key() if is_same and isinstance(e, XnnExplainer) else "")
-        names = output_names(len(exported.layers), len(exported.features))
-        wanted = {layer for e in explainers.values() for layer in e.layers()}
-        read = [(n, k) for n, k in zip(names[1:], keys, strict=True) if k in wanted or k.startswith("x-features ")]
-        self.outputs, self.keys = ["logits", *(n for n, _ in read)], [k for _, k in read]
+        read = {layer for e in explainers.values() for layer in e.layers()}
+        read |= {e.features_key() for e in explainers.values() if isinstance(e, XnnExplainer)}
+        keys = [*exported.layers, *(f"x-features {digest}" for digest in exported.features.values())]
+        names = output_names(len(exported.layers), len(exported.features))[1:]
+        taken = [(name, key) for name, key in zip(names, keys, strict=True) if key in read]
+        self.outputs, self.keys = ["logits", *(name for name, _ in taken)], [key for _, key in taken]
 
     def run(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return logits, activations and x-features (classes, batch, features, cells) from one pass."""
@@ -84,17 +81,18 @@ def choose_runner(settings: Settings, place: Place, subject: Subject, explainers
     """Return the engine that was asked for; ``auto`` takes an exported graph when there is one that fits."""
     if settings.engine == "torch":
         return TorchRunner(subject, explainers, "asked for")
-    exported = load_export(place, subject, explainers)
-    if exported is not None:
+    exported = load_export(place, subject)
+    if exported is None:
+        reason = f"there is no exported graph; auditor export {place.label} makes one"
+    elif lacks := sorted({layer for e in explainers.values() for layer in e.layers()} - set(exported.layers)):
+        reason = f"the exported graph lacks layer {', '.join(lacks)}; auditor export {place.label} makes one that fits"
+    else:
         try:
             return OnnxRunner(exported, explainers, subject.device, settings.threads)
-        except OptionError as error:
-            if settings.engine == "onnx":
-                raise
-            return TorchRunner(subject, explainers, f"there is a graph, but {error}")
+        except (OptionError, ArtifactError) as error:
+            reason = f"there is an exported graph, but {error}"
     if settings.engine == "onnx":
-        raise OptionError(
-            f"engine onnx: {place.label} has no exported graph with all layers its explainers read; "
-            f"run: auditor export {place.label}"
-        )
-    return TorchRunner(subject, explainers, "no exported graph fits; auditor export makes one")
+        raise OptionError(f"engine onnx: {reason}.")
+    if exported is not None:
+        log.warning("the torch engine serves %s: %s", place.label, reason)
+    return TorchRunner(subject, explainers, reason)

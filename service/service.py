@@ -17,6 +17,7 @@ from auditor.service.front import Front
 from auditor.service.problems import Problem
 from auditor.service.routes import mounted
 from auditor.service.settings import from_environment
+from auditor.service.tracing import tracing_config
 
 _serving: list[Any] = []  # the one AuditorService of this process, once it has been made
 
@@ -46,6 +47,7 @@ traffic.TimeoutMiddleware = _Through  # type: ignore[assignment,misc]
     traffic={"timeout": 3600},  # ours is shorter, and in our shape
     metrics={"enabled": False},
     logging={"access": {"enabled": False}},
+    **tracing_config(from_environment()),
 )
 class AuditorService:
     """One worker process: it loads in the background and is ready when the model is warm."""

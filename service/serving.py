@@ -30,6 +30,9 @@ def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
 
         Keys(settings.api_keys)
         settings = settings.model_copy(update={"api_keys": settings.api_keys.resolve()})
+    from auditor.service.tracing import check_exporter
+
+    check_exporter(settings)
     _check_port(host, port)
     _check_model(model)
     metrics = Path(tempfile.mkdtemp(prefix="auditor-metrics-", dir=_memory_folder()))

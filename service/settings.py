@@ -47,6 +47,12 @@ class Settings(BaseModel):
     poll_s: float = Field(default=5.0, gt=0, description="How often a worker asks whether the alias moved.")
     samples: str = Field(default="", description="Data source of the sample images on the page.")
     log_requests: bool = Field(default=True, description="One JSON line per request.")
+    otlp_endpoint: str = Field(
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="Traces go here by OTLP over HTTP, e.g. http://collector:4318/v1/traces.",
+    )
+    trace_rate: float = Field(default=1.0, ge=0, le=1, description="Share of the requests that are traced.")
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:

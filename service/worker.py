@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import logging
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -39,6 +40,7 @@ class Worker:
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="auditor-load")
         self.decoders = ThreadPoolExecutor(N_DECODERS, thread_name_prefix="auditor-decode")
         self._refused_mark = ""
+        self._failed_mark, self._retry_at = "", 0.0
         self._failures = 0
         self._looked = asyncio.Event()  # set once the first loading has ended, well or not
 
@@ -126,6 +128,8 @@ class Worker:
                 return None
             if mark == self._refused_mark:
                 return None  # it did not verify, and nothing has changed since
+            if self.loaded is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
+                return None
             fresh = load_model(self.settings)
             warm_up(fresh, self.settings)
         except RegistryError as error:  # out of reach: serve on, ask again
@@ -139,21 +143,30 @@ class Worker:
             self._tell_problem("the model failed verification and is not served", error)
         except AuditError as error:
             self._failures += 1
+            self._rest(mark)
             RELOADS.labels("failed").inc()
             self._tell_problem("the model cannot be loaded", error)
         except Exception as error:  # a full disk, an MLflow that breaks in new ways: never the end of a worker
             self._failures += 1
+            self._rest(mark)
             RELOADS.labels("failed").inc()
             log.exception("loading failed")
             self._tell_problem("the model cannot be loaded", error)
         else:
+            self._failures, self._failed_mark = 0, ""
             return fresh
         return None
+
+    def _rest(self, mark: str) -> None:
+        """Leave what could not be loaded alone for a while: loading it anew at every look would cost those served."""
+        self._failures = 1 if mark != self._failed_mark else self._failures
+        self._failed_mark = mark
+        self._retry_at = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._failures)
 
     def _tell_problem(self, what: str, error: Exception) -> None:
         self.problem = what
         serving = self.loaded.label if self.loaded is not None else None
-        retry = self._pause_s()
+        retry = max(self._pause_s(), round(self._retry_at - time.monotonic(), 1))
         tell("error", what, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
 
 

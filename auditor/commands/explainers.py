@@ -14,6 +14,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
         "auditor fit nmf models:/digits/1 --data sklearn:digits --name concepts --set rank=10",
         "auditor fit nmf models:/birds@champion --data photos/ --layer layer4 --set rank=auto",
         "auditor fit deepfacto models:/digits/1 --data sklearn:digits --set rank=16 --register",
+        "auditor fit xnn models:/digits/1 --data sklearn:digits --export",
     )
 )
 @click.argument("kind")
@@ -27,6 +28,11 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 @click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
 @click.option("--dry-run", is_flag=True, help="Fit and measure, but attach nothing.")
 @click.option("--register", is_flag=True, help="Also register the network made (kind deepfacto) as a new version.")
+@click.option(
+    "--export/--no-export",
+    default=None,
+    help="Also store the version's ONNX graph, for auditor serve.  [default: when there is one already]",
+)
 @SEED
 @PICKLE
 @JSON
@@ -43,6 +49,7 @@ def fit(
     strict: bool,
     dry_run: bool,
     register: bool,
+    export: bool | None,
     seed: int,
     allow_pickle: bool,
     as_json: bool,
@@ -51,6 +58,7 @@ def fit(
     from auditor.data import open_data
     from auditor.errors import OptionError
     from auditor.explainer import explainer_class, parse_config
+    from auditor.onnx_graph import check_can_export
     from auditor.plugins import attach, load_subject
     from auditor.plugins.lineage import check_has_network, register_network
     from auditor.plugins.place import resolve
@@ -66,6 +74,10 @@ def fit(
         check_has_network(cls)
         if dry_run:
             raise OptionError("--register needs an attached explainer to point to; leave --dry-run out.")
+    if export:
+        if dry_run:
+            raise OptionError("--export stores a graph beside an attached explainer; leave --dry-run out.")
+        check_can_export()
     if not dry_run:
         resolve(model, registered=True)  # before minutes of fitting
     with waiting(f"loading {model}"):
@@ -76,7 +88,7 @@ def fit(
     digest = None
     if not dry_run:
         with waiting(f"attaching {name}"):
-            digest = attach(explainer, model, name, subject=subject).digest
+            digest = attach(explainer, model, name, subject=subject, export=export).digest
     registered = None
     if register:
         with waiting("registering the network"):

@@ -34,6 +34,8 @@ from auditor.commands.group import JSON, PICKLE, auditor, example, tells
 @click.option("--poll-s", type=float, help="How often each worker asks whether the alias moved.  [default: 5]")
 @click.option("--api-keys", type=click.Path(path_type=Path), help="File with one key per line; read when it changes.")
 @click.option("--samples", help="Data source of the sample images on the page, e.g. sklearn:digits.")
+@click.option("--otlp-endpoint", help="Send OpenTelemetry traces here, e.g. http://collector:4318/v1/traces.")
+@click.option("--trace-rate", type=float, help="Share of the requests that are traced.  [default: 1]")
 @click.option("--allow-pickle", is_flag=True, default=None, help="Load models stored as pickles.")
 @click.option("--quiet", is_flag=True, help="No log line per request.")
 @tells

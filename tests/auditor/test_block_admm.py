@@ -2,6 +2,11 @@
 
 import itertools
 import math
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +15,7 @@ from torch import nn
 
 from auditor.block_admm import BlockAdmm, BlockAdmmConfig, block_admm
 from auditor.block_calculus import AffineCalculus, AutogradCalculus, calculus_of
-from auditor.errors import ArtifactError, DataError, NumericsError, OptionError, ShapeError
+from auditor.errors import ArtifactError, AuditError, DataError, NumericsError, OptionError, ShapeError
 from auditor.training import accuracy, forward
 
 N, WIDTH = 90, 13
@@ -63,6 +68,41 @@ def test_formula_equals_autograd(relu):
         torch.testing.assert_close(one, other)
     W = block[1].weight.detach()
     torch.testing.assert_close(fast.gram(), W.T @ W)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("size", [0.01, 3.0])
+def test_a_move_changes_what_the_difference_of_outputs_says(relu, size):
+    """Large moves switch units on and off; in double precision the plain difference is right."""
+    block = nn.Sequential(nn.Flatten(), nn.Linear(15, 17), *([nn.ReLU()] if relu else [])).double()
+    z, move = torch.randn(6, 3, 5).double(), size * torch.randn(6, 3, 5).double()
+    wanted = torch.randn(6, 17).double()
+    fast, slow = calculus_of(block).around(z), AutogradCalculus(block).around(z)
+    torch.testing.assert_close(fast.change(move), block(z + move).detach() - block(z).detach())
+    for m in (move, None):
+        for one, other in zip(fast.pull(m, wanted), slow.pull(m, wanted), strict=True):
+            torch.testing.assert_close(one, other)
+    if relu and size > 1:
+        assert ((block(z) > 0) != (block(z + move) > 0)).any()
+
+
+def test_the_first_of_twenty_blocks_sees_more_than_rounding():
+    """Its error is far below the spacing of float32 at the size of Z; the gradient must be that of float64."""
+    x, y = blobs(classes=10)
+    grads = {}
+    for dtype in (torch.float32, torch.float64):
+        blocks = mlp(WIDTH, *[32] * 19, 10)
+        for i, block in enumerate(blocks):
+            lin = block[0] if isinstance(block, nn.Sequential) else block
+            nn.init.orthogonal_(lin.weight, 2**0.5, generator=torch.Generator().manual_seed(i))
+            block.to(dtype)
+        config = BlockAdmmConfig(beta=10, beta_ratio=3, dual_step=0, batch=N, optimizer="sgd", lr=1e-30)
+        solver = BlockAdmm(blocks, x.to(dtype), y, config)
+        solver.visit(torch.arange(N))
+        grads[dtype] = blocks[0][0].weight.grad.double()
+        assert solver.beta[0] > 1e9
+    one, other = grads.values()
+    assert float((one * other).sum() / (one.norm() * other.norm())) > 0.99
 
 
 def test_other_blocks_go_by_autograd():
@@ -224,6 +264,103 @@ def test_threads_change_nothing():
         run(blocks, x, y, 4, workers=workers)
         results.append(weights(blocks))
     assert torch.equal(*results)
+
+
+def ours():
+    return [p for p in multiprocessing.active_children() if p.name.startswith("block-admm")]
+
+
+def test_processes_change_nothing_and_can_be_saved(tmp_path):
+    x, y = blobs()
+    x = x.double()
+    options = {"batch": 30, "lr": 0.01, "theta_steps": 2}
+    plain = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
+    serial, wanted = run(plain, x, y, 4, **options)
+    blocks = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
+    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(workers=2, parallel="processes", **options))
+    cycles = iter(solver)
+    found = [next(cycles), next(cycles)]
+    solver.save(tmp_path)  # the optimizers' state comes from the processes
+    assert len(ours()) == 2
+    found += [next(cycles), next(cycles)]
+    cycles.close()
+    assert not ours()
+    for one, other in zip(found, wanted, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-9)
+        assert one.residuals == pytest.approx(other.residuals, rel=1e-9)
+    torch.testing.assert_close(weights(blocks), weights(plain), rtol=0, atol=1e-9)
+    moment = [o.state_dict()["state"][0]["exp_avg"] for o in (solver.optimizers[1], serial.optimizers[1])]
+    torch.testing.assert_close(*moment, rtol=0, atol=1e-9)
+    again = [b.double() for b in mlp(WIDTH, 11, 9, 3, seed=5)]
+    rest = BlockAdmm(again, x, y, BlockAdmmConfig(**options)).resume(tmp_path)  # and goes on without processes
+    list(itertools.islice(rest, 2))
+    torch.testing.assert_close(weights(again), weights(plain), rtol=0, atol=1e-9)
+
+
+class Moody(nn.Linear):
+    """Fails where it learns, in a process of its own."""
+
+    def forward(self, z):
+        if self.training and self.mood == "raise":
+            raise RuntimeError("not today")
+        if self.training and self.mood == "die" and multiprocessing.parent_process() is not None:
+            os._exit(7)
+        return super().forward(z)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mood", "sentence"),
+    [("raise", "worker process failed on blocks 1, 3: RuntimeError: not today"), ("die", "ended with exit code 7")],
+)
+def test_a_worker_that_fails_ends_the_run_and_the_others(mood, sentence):
+    x, y = blobs()
+    blocks = [Moody(WIDTH, 11), nn.Linear(11, 9), nn.Linear(9, 3)]
+    blocks[0].mood = mood
+    before = weights(blocks).clone()
+    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(batch=30, workers=2, parallel="processes"))
+    with pytest.raises(AuditError, match=sentence):
+        next(iter(solver))
+    assert not ours()
+    assert torch.equal(weights(blocks), before)
+
+
+SCRIPT = """
+import itertools, multiprocessing, torch
+from torch import nn
+from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+
+if __name__ == "__main__":
+    x, y = torch.randn(90, 13), torch.arange(90) % 3
+    blocks = [nn.Linear(13, 11), nn.Linear(11, 3)]
+    try:
+        for cycle in BlockAdmm(blocks, x, y, BlockAdmmConfig(workers=2, parallel="processes", lr=1e-9)):
+            if cycle.epoch == 1:
+                print(*(p.pid for p in multiprocessing.active_children()), flush=True)
+    except KeyboardInterrupt:
+        print("left", len(multiprocessing.active_children()), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_control_c_leaves_no_process(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            pids = [int(p) for p in process.stdout.readline().split()]
+            assert len(pids) == 2
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and workers
+            out, err = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert out == "left 0\n", err
+    assert "Traceback" not in err
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 def test_the_penalty_grows_and_the_multipliers_stay():

@@ -8,8 +8,10 @@ import mlflow
 import pytest
 import torch
 
-from auditor.errors import OptionError
-from auditor.plugins import attach, load_subject, log_subject
+from auditor.data import open_data
+from auditor.errors import ModelError, OptionError, TamperError
+from auditor.nmf import NmfExplainer
+from auditor.plugins import attach, load_subject, log_subject, verify
 from auditor.plugins.exports import export
 from auditor.service import worker as worker_module
 from auditor.service.engine import Job, answer_batch
@@ -114,7 +116,7 @@ def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concept
     attach(concepts, uri, "concepts", subject=subject)
     attach(heads, uri, "heads", subject=subject)
     concepts.name = heads.name = ""
-    with pytest.raises(OptionError, match="run: auditor export"):
+    with pytest.raises(OptionError, match="auditor export models:/exported/1 makes one"):
         load_model(Settings(model=uri, engine="onnx"))
     found = export(uri)
     assert found.worst < 1e-4
@@ -133,6 +135,86 @@ def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concept
             assert one["target_value"] == pytest.approx(two["target_value"], rel=1e-4)
             got, want = ([c["contribution"] for c in e["concepts"]] for e in (one, two))
             torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-3, atol=2e-3)  # float32 twice
+
+
+def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, concepts, heads, caplog, capsys):
+    pytest.importorskip("onnxscript")
+    uri = log_subject(trained[0], "renewed", experiment="tests")
+    subject = load_subject(uri)
+    client = mlflow.MlflowClient()
+
+    def graph():
+        tags = client.get_model_version("renewed", uri.rpartition("/")[2]).tags
+        return json.loads(tags["auditor.onnx"])["digest"] if "auditor.onnx" in tags else None
+
+    attach(concepts, uri, "concepts", subject=subject)
+    assert graph() is None, "nobody asked for a graph"
+    attach(concepts, uri, "concepts", subject=subject, export=True)
+    first = graph()
+    assert load_model(Settings(model=uri, engine="onnx")).runner.keys == concepts.layers()
+    attach(heads, uri, "heads", subject=subject)
+    second = graph()
+    assert second != first, "the heads' x-features were not in it"
+    loaded = load_model(Settings(model=uri, engine="onnx"))
+    assert set(loaded.runner.keys) == {*concepts.layers(), *heads.layers(), heads.features_key()}
+
+    heads.labels = {0: "a name"}  # another artifact, the same numbers
+    attach(heads, uri, "heads", subject=subject)
+    heads.labels = {}
+    assert graph() == second
+    renamed = load_model(Settings(model=uri, engine="onnx"))
+    assert renamed.explainers["heads"].digest_ != loaded.explainers["heads"].digest_
+    assert heads.features_key() in renamed.runner.keys
+
+    # a graph that lacks a layer: auto tells and takes torch, onnx refuses and serves on what it has
+    other = next(layer for layer in subject.layers() if layer.name not in concepts.layers() + heads.layers()).name
+    worker = Worker(Settings(model=uri, engine="onnx"))
+    worker.loaded = renamed
+    elsewhere = NmfExplainer(layer=other, rank=2, refits=1, max_eval=10).fit(
+        subject, open_data("sklearn:digits", limit=60)
+    )
+    attach(elsewhere, uri, "elsewhere", subject=subject, export=False)
+    assert graph() == second
+    by_torch = load_model(Settings(model=uri))
+    assert by_torch.runner.engine == "torch"
+    assert f"lacks layer {other}" in by_torch.runner.reason
+    assert f"lacks layer {other}" in caplog.text
+    assert worker._look() is None
+    assert f"lacks layer {other}" in capsys.readouterr().out
+    assert worker._look() is None
+    assert capsys.readouterr().out == "", "and it is left alone for a while"
+    export(uri)
+    assert worker._look().runner.engine == "onnx"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("auditor.onnx_graph.TOLERANCE", -1.0)
+        with pytest.raises(
+            ModelError, match=r"twice is attached to .*, but the ONNX graph was not exported: .* off by"
+        ):
+            attach(concepts, uri, "twice", subject=subject, export=True)
+    assert "twice" in load_model(Settings(model=uri)).explainers
+    concepts.name = heads.name = ""
+
+
+def test_verify_tells_of_a_graph_that_was_changed(registry, trained, concepts):
+    pytest.importorskip("onnxscript")
+    uri = log_subject(trained[0], "graphed", experiment="tests")
+    attach(concepts, uri, "concepts", subject=load_subject(uri), export=True)
+    concepts.name = ""
+    assert all(x.verified for x in verify(uri))
+    client = mlflow.MlflowClient()
+    version = client.get_model_version("graphed", uri.rpartition("/")[2])
+    root = Path(
+        client.get_logged_model(version.source.removeprefix("models:/")).artifact_location.removeprefix("file://")
+    )
+    (path,) = root.rglob("explain.onnx")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    (bad,) = [x for x in verify(uri) if not x.verified]
+    assert (bad.name, bad.kind) == ("explain.onnx", "onnx")
+    with pytest.raises(TamperError):
+        load_model(Settings(model=uri))
 
 
 def test_a_class_without_a_head_is_told_and_refused_only_when_asked_for(registry, served, images):
