@@ -140,13 +140,13 @@ def recovery(uri: str, store: str, folder: Path) -> None:
         settings = {"workers": workers, "log_requests": "false"}
         with ls.serve(uri, store, folder / f"recovery-{workers}", **settings) as live:
             requests = [ls.multipart(live.port, "/explain", f, ASKED["contributions"]) for f in files_of("digits")]
-            ls.eventually(lambda: _served(live) == workers, "all workers are warm")
+            _wait_served(live, workers)
             ls.run_load(live.port, requests, n=200)
             with ls.under_load(live.port, requests, concurrency=8) as load:
                 time.sleep(1)
                 os.kill(live.workers()[0], signal.SIGKILL)
                 began = time.perf_counter()
-                ls.eventually(lambda: _served(live) > workers, "the next worker is warm")
+                _wait_served(live, workers + 1)
                 took = time.perf_counter() - began
                 time.sleep(1)
         print(
@@ -156,8 +156,9 @@ def recovery(uri: str, store: str, folder: Path) -> None:
         )
 
 
-def _served(live: ls.Live) -> int:
-    return live.log.read_text().count('"model served"')
+def _wait_served(live: ls.Live, n: int) -> None:
+    """Wait until workers have said n times that they serve."""
+    ls.eventually(lambda: live.log.read_text().count('"model served"') >= n, f"{n} workers were warm")
 
 
 def several(uri: str, store: str, folder: Path, counts: list[int], seconds: float) -> None:
@@ -166,7 +167,7 @@ def several(uri: str, store: str, folder: Path, counts: list[int], seconds: floa
         settings = {"workers": workers, "log_requests": "false"}
         with ls.serve(uri, store, folder / f"workers-{workers}", **settings) as live:
             requests = [ls.multipart(live.port, "/explain", f, ASKED["contributions"]) for f in files_of("digits")]
-            ls.eventually(lambda: _served(live) == workers, "all workers are warm")
+            _wait_served(live, workers)
             warm = ls.run_load(live.port, requests, n=200)
             load, cpu = round_of(live, requests, seconds, 8)
             sent = sum(warm.statuses.values()) + sum(load.statuses.values())
