@@ -24,14 +24,14 @@ from auditor.explanation import Concept, Explanation, class_scores
 from auditor.obfuscation import Obfuscation, Statistics
 from auditor.pixel_flip import pixel_flip
 from auditor.rate_curve import RateCurve, SmallestSet, descending, measure, smallest_set
-from auditor.rde_search import CURVE_SHARES, Found, RdeConfig, Search, cells
+from auditor.rde_search import COARSE_SIDES, CURVE_SHARES, FINE, Found, RdeConfig, Search, cells
 from auditor.relevance import Budget, checked_rates
 from auditor.subject import Subject
 
 log = logging.getLogger(__name__)
 
 ORDER_SHOWN = 4096  # cells of an ordering that an explanation lists
-CALIBRATION_WORK = 500_000_000  # components through the network, so that a fit is as long whatever the image size
+CALIBRATION_WORK = 100_000_000  # components through the network, so that a fit is as long whatever the image size
 CALIBRATION_PATIENCE = 6  # times the time of a request: only a slow network meets this limit
 
 
@@ -220,13 +220,14 @@ class RdeExplainer(Explainer):
         n = x[0].numel()
         rates = len(cfg.rates)
         x = x[: max(2, min(len(x), CALIBRATION_WORK // (n * rates * cfg.draws * 8)))]
-        steps = max(4, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x))))
+        levels = 1 if x[0, 0].numel() <= FINE else 1 + len(COARSE_SIDES)
+        steps = max(2, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
         patience = None if cfg.timeout_s is None else CALIBRATION_PATIENCE * cfg.timeout_s * len(x)
         with torch.no_grad():
             targets = torch.tensor(self._targets(subject, subject.logits(x).cpu(), None))
         progress("calibrating", 0, len(x))
         search = Search(cfg, self.obfuscation_, subject)
-        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 128)))
+        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 32)))
         maps = search.run(x, targets, Budget(steps, patience, cfg.gap_share), draws)
         curves = []
         for i in range(len(x)):

@@ -25,6 +25,7 @@ from auditor.relevance import (
     Budget,
     Distortion,
     Method,
+    Path,
     Relevance,
     Rule,
     Variant,
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 
 FINE = 1024  # pixels up to which an image is small: its pixels are the cells, and no coarser grid comes first
 COMPONENTS_AT_ONCE = 2_000_000  # of images in one pass of the network with gradients
-GRADIENTS_WANTED = 8  # per rate, at least, if draws can be spared for them
+COARSE_SIDES = (7, 14, 28)  # of the grids that come before the cells of a large image
+GRADIENTS_WANTED = 4  # per rate and level, at least, if draws can be spared for them
 SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.2  # of the time; the rest is slack
 CURVE_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
@@ -51,13 +53,13 @@ class RdeConfig(ExplainerConfig):
         default="multi-rate", description="MR-RDE (RC-RDE with one rate), Ord-RDE, or the Lagrangian baseline."
     )
     rates: tuple[int | float, ...] = Field(
-        default=(0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5), description="Cells to keep: integers count, floats are shares."
+        default=(0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), description="Cells to keep: integers count, floats are shares."
     )
     cells: Literal["auto", "component", "pixel", "grid", "superpixel"] = Field(
         default="auto", description="What a map speaks of; auto: pixels up to 32x32, else a grid."
     )
     grid: int = Field(default=28, ge=1, description="Cells per side of the grid; its square is the superpixel count.")
-    coarse_first: bool = Field(default=True, description="Solve on a coarse grid before a fine one.")
+    coarse_first: bool = Field(default=True, description="Solve on coarse grids (7, 14, 28) before a finer one.")
     distortion: Literal["auto", "monte-carlo", "adf", "adf-low-rank"] = Field(
         default="auto", description="What is minimised; auto: Gaussian moments where the network has closed forms."
     )
@@ -78,7 +80,11 @@ class RdeConfig(ExplainerConfig):
     rule: Rule = Field(default="monotone", description="Step size rule.")
     lipschitz: float = Field(default=1.0, gt=0, description="Curvature bound of the short step rule.")
     lazy: bool = Field(default=False, description="Reuse old vertices before asking the oracle.")
-    warm: bool = Field(default=True, description="Start each rate at the solution of the next smaller one.")
+    path: Literal["auto", "down", "up", "cold"] = Field(
+        default="auto",
+        description="A rate starts at the next larger one's solution, the next smaller one's, or zero; auto: down for "
+        "images above 32x32, else up.",
+    )
     max_steps: int = Field(default=60, ge=1, description="Steps per rate.")
     gap_share: float = Field(default=1e-3, gt=0, description="Stop when the gap is below this share of D(nothing).")
     timeout_s: float | None = Field(default=10.0, gt=0, description="Seconds per image, measurements included.")
@@ -119,8 +125,9 @@ class Search:
         chunk = max(1, min(256, COMPONENTS_AT_ONCE // x[0].numel()))
         partition = cells(cfg, self.subject.input_shape, x)
         rates = checked_rates(cfg.rates, partition.size)
-        problems = Problems.of(lambda images: self.subject.logits(images).to(images), x, targets, partition)
-        search, measure = self._affordable(problems, budget.timeout_s) if draws is None else (cfg.draws, draws)
+        problems = Problems.of(self._network, x, targets, partition)
+        levels = [*self._coarser(partition, x), partition]
+        search, measure = (cfg.draws, draws) if draws else self._affordable(problems, len(levels), budget.timeout_s)
         random = torch.Generator().manual_seed(cfg.seed + 1)
         fresh = MonteCarlo.drawn(problems, self.obfuscation, measure, random, 2 * chunk)
         objective, name, notes = self._objective(problems, search, chunk)
@@ -138,16 +145,7 @@ class Search:
                 for k, v, d, g in found
             ]
             return Found(score, partition, name, solver, notes, fresh)
-        start = None
-        side = 7 if partition.size <= FINE else 14
-        if cfg.coarse_first and x[0, 0].numel() > FINE and partition.size > side**2 and min(x.shape[2:]) >= side:
-            rough = replace(problems, partition=grid(partition.shape, side, side))
-            start, budget = self._coarse_start(
-                rough, partition, self._objective(rough, search, chunk)[0], rates, budget
-            )
-        relevance = multi_rate(
-            objective, len(x), partition.size, rates, budget, self._method(), start=start, is_warm=cfg.warm
-        )
+        relevance = self._by_levels(objective, levels, len(x), rates, budget)
         if len(relevance.rates) < len(rates):
             notes.append(f"time was up before {len(rates) - len(relevance.rates)} of {len(rates)} rates had their turn")
         if relevance.failed():
@@ -181,21 +179,48 @@ class Search:
             return Resampled(sampled, self.obfuscation, random), "monte-carlo", notes
         return sampled, "monte-carlo", notes
 
-    def _coarse_start(
-        self, problems: Problems, fine: Partition, objective: Distortion, rates: tuple[int, ...], budget: Budget
-    ) -> tuple[Tensor, Budget]:
-        """Solve on a coarse grid with a third of the time, and carry the masks over as starting points."""
-        began = time.monotonic()
-        coarse, n = problems.partition, len(problems.images)
-        rough = [max(1, round(k * coarse.size / fine.size)) for k in rates]
-        third = None if budget.timeout_s is None else budget.timeout_s / 3
-        found = multi_rate(objective, n, coarse.size, rough, replace(budget, timeout_s=third), self._method())
-        starts = []
-        for k, near in zip(rates, rough, strict=True):
-            i = found.rates.index(min(found.rates, key=lambda rate, near=near: abs(rate - near)))  # type: ignore[misc]
-            starts.append(refined(coarse, fine, found.masks[:, i], torch.arange(n), torch.full((n,), k)))
-        left = None if budget.timeout_s is None else max(1e-3, budget.timeout_s - (time.monotonic() - began))
-        return torch.stack(starts, 1), replace(budget, timeout_s=left)
+    def _coarser(self, fine: Partition, x: Tensor) -> list[Partition]:
+        """Return the grids to solve before the cells asked for: few cells find the object, many its outline."""
+        if not (self.config.coarse_first and self.config.method == "multi-rate") or x[0, 0].numel() <= FINE:
+            return []
+        fits = [side for side in COARSE_SIDES if 2 * side**2 <= fine.size and side <= min(x.shape[2:])]
+        return [grid(fine.shape, side, side) for side in fits]
+
+    def _by_levels(
+        self, objective: Distortion, levels: list[Partition], n: int, rates: tuple[int, ...], budget: Budget
+    ) -> Relevance:
+        """Solve level by level, each rate from its mask on the coarser one; the levels share the time evenly."""
+        deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
+        fine, start = levels[-1], None
+        is_large = fine.shape[1] * fine.shape[2] > FINE
+        path: Path = ("down" if is_large else "up") if self.config.path == "auto" else self.config.path
+        blank, _ = _on(levels[0], objective).gradient(torch.zeros(n, levels[0].size), torch.arange(n))
+        for i, level in enumerate(levels):
+            rough = [max(1, round(k * level.size / fine.size)) for k in rates]
+            left = None if deadline is None else max(1e-3, (deadline - time.monotonic()) / (len(levels) - i))
+            found = multi_rate(
+                _on(level, objective),
+                n,
+                level.size,
+                rough,
+                replace(budget, timeout_s=left),
+                self._method(),
+                start=start,
+                path=path,
+                blank=blank,
+            )
+            if level is fine:
+                break
+            following = levels[i + 1]
+            wanted = sorted({max(1, round(k * following.size / fine.size)) for k in rates})
+            start = torch.stack([_carried(found, level, following, k, n) for k in wanted], 1)
+        return found
+
+    def _network(self, images: Tensor) -> Tensor:
+        """Return logits like ``images``; the layout with channels last is what CPUs convolve photos fastest in."""
+        if images.shape[2] * images.shape[3] > FINE:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return self.subject.logits(images).to(images)
 
     def _ordered(self, objective: Distortion, n: int, size: int, budget: Budget) -> tuple[Tensor, list[dict[str, Any]]]:
         random = torch.Generator().manual_seed(self.config.seed)
@@ -206,7 +231,7 @@ class Search:
             {"objective": v, "gap": g, "status": status.name.lower(), "steps": done.steps} for v, g, status in found
         ]
 
-    def _affordable(self, problems: Problems, timeout_s: float | None) -> tuple[int, int]:
+    def _affordable(self, problems: Problems, levels: int, timeout_s: float | None) -> tuple[int, int]:
         """Return how many draws to search on and how many fresh ones to measure on, judged by one timed pass.
 
         A slow network gets fewer draws rather than fewer steps, and never less than a mirrored pair.
@@ -218,7 +243,9 @@ class Search:
         with torch.no_grad():
             problems.network(problems.images[:1].expand(4, -1, -1, -1))
         each = len(problems.images) * (time.monotonic() - began) / 4  # one forward pass of every image
-        gradients = GRADIENTS_WANTED * len(cfg.rates) * 3 * each  # a backward pass takes about two forward ones
+        gradients = (
+            GRADIENTS_WANTED * levels * len(cfg.rates) * 3 * each
+        )  # a backward pass takes about two forward ones
         measured = (len(CURVE_SHARES) + 2 * len(cfg.rates) + 8) * each
         search, measure = int(SOLVE_SHARE * timeout_s / gradients), int(MEASURE_SHARE * timeout_s / measured)
         return max(2, min(cfg.draws, search)), max(4, min(cfg.eval_draws, measure))
@@ -234,6 +261,21 @@ def cells(cfg: RdeConfig, shape: tuple[int, int, int], images: Tensor) -> Partit
     if cfg.cells == "superpixel":
         return superpixels(images, min(cfg.grid**2, h * w))
     return grid(shape, min(cfg.grid, h), min(cfg.grid, w))
+
+
+def _on(cells: Partition, objective: Distortion) -> Distortion:
+    """Return the same distortion, under the same draws, of masks over other cells."""
+    if isinstance(objective, Resampled):
+        fixed = replace(objective.fixed, problems=replace(objective.fixed.problems, partition=cells))
+        return replace(objective, fixed=fixed)
+    assert isinstance(objective, MonteCarlo | AssumedDensity)
+    return replace(objective, problems=replace(objective.problems, partition=cells))
+
+
+def _carried(found: Relevance, coarse: Partition, fine: Partition, k: int, n: int) -> Tensor:
+    """Return the masks of the nearest rate solved on coarse cells as masks of ``k`` fine ones."""
+    nearest = min(range(len(found.rates)), key=lambda i: abs(found.rates[i] * fine.size / coarse.size - k))
+    return refined(coarse, fine, found.masks[:, nearest], torch.arange(n), torch.full((n,), k))
 
 
 def _certificates(relevance: Relevance, fresh: MonteCarlo) -> list[dict[str, Any]]:

@@ -26,6 +26,8 @@ from auditor.kernels.polytope import Birkhoff, KSparse
 from auditor.kernels.projected_gradient import projected_gradient
 from auditor.kernels.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep, StepRule
 
+WARM_T0 = 48  # the first step of an ordering that starts somewhere is 1/7
+
 
 class Distortion(Protocol):
     """D over masks of m cells: `MonteCarlo` or `AssumedDensity`."""
@@ -37,6 +39,7 @@ class Distortion(Protocol):
 
 Variant = Literal["vanilla", "away", "pairwise", "stochastic"]
 Rule = Literal["open-loop", "non-convex", "monotone", "short", "backtracking"]
+Path = Literal["down", "up", "cold"]  # where the search at a rate begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +60,13 @@ class Method:
     is_lazy: bool = False
     lipschitz: float = 1.0
     momentum: float | None = None  # None: the decaying schedule
+    t0: int = 0  # of the non-convex rule: how late in its schedule a run begins
 
     def solver(self, gap_tol: float | Tensor) -> FrankWolfe:
         """Return a fresh solver: its rule has seen nothing yet."""
         rules: dict[Rule, Callable[[], StepRule]] = {
             "open-loop": OpenLoop,
-            "non-convex": NonConvex,
+            "non-convex": lambda: NonConvex(self.t0),
             "monotone": MonotoneNonConvex,
             "short": lambda: ShortStep(self.lipschitz),
             "backtracking": Backtracking,
@@ -160,38 +164,50 @@ def multi_rate(
     method: Method | None = None,
     *,
     start: Tensor | None = None,
-    is_warm: bool = True,
+    path: Path = "up",
+    blank: Tensor | None = None,
     on_step: Callable[[int, Step], None] = lambda k, step: None,
 ) -> Relevance:
     """Solve RC-RDE at every rate and average: MR-RDE. One rate gives plain RC-RDE.
 
-    Warm: each rate starts at the solution of the next smaller one, which is feasible for it, the first at zero. Or each
-    starts at its own ``start`` (batch, rates, m). Cold: every rate starts at zero, as published, all in one batch. When
-    the time is up before a rate's turn, the answer has fewer rates; the first rate makes a step however late it is.
+    Up: each rate starts at the solution of the next smaller one, which is feasible for it, the first at zero. Down:
+    each starts at the solution of the next larger one, scaled to its budget, the largest at an even mask; a network
+    that sees nothing in an image of noise has useless gradients at zero and good ones there. Or each rate starts at its
+    own ``start`` (batch, rates, m). Cold: every rate starts at zero, as published, all in one batch. When the time is
+    up before a rate's turn, the answer has fewer rates; the first rate makes a step however late it is. ``blank`` is
+    D(0) where known.
     """
     budget, method = budget or Budget(), method or Method()
     counts = checked_rates(rates, size)
     began = time.monotonic()
     zero = torch.zeros(n_images, size)
-    if not is_warm and start is None:
+    if path == "cold" and start is None:
         ks = torch.tensor(counts).repeat(n_images)
         rows, s = _Repeated(distortion, len(counts)), zero.repeat_interleave(len(counts), 0)
         both = rate_constrained(rows, ks, s, budget, method, lambda step: on_step(0, step))
         return _relevance(counts, [both], n_images, began)
-    blank, _ = distortion.gradient(zero, torch.arange(n_images))
-    s, answers = zero, list[Solution]()
-    for i, k in enumerate(counts):
+    if blank is None:
+        blank, _ = distortion.gradient(zero, torch.arange(n_images))
+    s = zero if path == "up" else torch.full_like(zero, counts[-1] / size)
+    answers: dict[int, Solution] = {}
+    for k in counts if path == "up" else counts[::-1]:
         left = None
         if budget.timeout_s is not None:
-            left = (budget.timeout_s - (time.monotonic() - began)) / (len(counts) - i)
+            left = (budget.timeout_s - (time.monotonic() - began)) / (len(counts) - len(answers))
             if left <= 0 and answers:
                 break
         part = Budget(budget.max_steps, left, budget.gap_share)
         ks = torch.full((n_images,), k)
-        told = partial(on_step, k)
-        answers.append(rate_constrained(distortion, ks, s if start is None else start[:, i], part, method, told, blank))
-        s = answers[-1].s
-    return _relevance(counts[: len(answers)], answers, n_images, began)
+        first = _within(s, k) if start is None else start[:, counts.index(k)]
+        answers[k] = rate_constrained(distortion, ks, first, part, method, partial(on_step, k), blank)
+        s = answers[k].s
+    done = tuple(sorted(answers))
+    return _relevance(done, [answers[k] for k in done], n_images, began)
+
+
+def _within(s: Tensor, k: int) -> Tensor:
+    """Return ``s`` scaled down to the budget: at most ``k`` in every row."""
+    return s * (k / s.sum(1, keepdim=True).clamp_min(1e-12)).clamp_max(1)
 
 
 def _relevance(counts: tuple[int, ...], answers: list[Solution], n: int, began: float) -> Relevance:
@@ -285,10 +301,11 @@ def ordering(
     """Solve Ord-RDE. ``start`` is (batch, n) scores whose ordering to begin with; default: the identity, as published.
 
     The default method is stochastic with momentum and steps 1 / sqrt(t + 1) when rates are ``sampled``, vanilla with
-    those steps otherwise.
+    those steps otherwise; from a ``start`` the steps are short from the beginning, or the first would forget it.
     """
     budget = budget or Budget()
-    method = method or Method("stochastic" if sampled else "vanilla", "non-convex")
+    late = 0 if start is None else WARM_T0
+    method = method or Method("stochastic" if sampled else "vanilla", "non-convex", t0=late)
     if size > 2048:
         raise OptionError(
             f"Ord-RDE: a {size} x {size} ordering matrix is too large to assign; use a grid of at most 2048 cells."

@@ -323,7 +323,8 @@ class XnnExplainer(Explainer):
             return self.heads_.cell_mass(self.features(z)[row], row)
 
     def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
-        options = json.dumps(self.config.model_dump(mode="json"), sort_keys=True)
+        how_long = {"max_epochs", "patience"}  # a training may go on for longer than was first thought
+        options = json.dumps(self.config.model_dump(mode="json", exclude=how_long), sort_keys=True)
         return hashlib.sha256(f"{subject.digest}|{data.digest}|{layer}|{options}".encode()).hexdigest()
 
 

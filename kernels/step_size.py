@@ -53,11 +53,16 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class NonConvex:
-    """gamma = 1 / sqrt(t + 1): O(1/sqrt(t)) stationarity on smooth non-convex functions."""
+    """gamma = 1 / sqrt(t + t0 + 1): O(1/sqrt(t)) stationarity on smooth non-convex functions.
+
+    With t0 = 0 the first step goes all the way to a vertex and forgets the start; a start worth keeping wants t0 > 0.
+    """
+
+    t0: int = 0
 
     def __call__(self, line: Line) -> Tensor:
         """Return the step size of every row."""
-        return line.gamma_max.clamp_max((line.t + 1) ** -0.5)
+        return line.gamma_max.clamp_max((line.t + self.t0 + 1) ** -0.5)
 
 
 @dataclass

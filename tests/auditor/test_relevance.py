@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from auditor.relevance import (
     Budget,
     Method,
     OrderDistortion,
+    Path,
     checked_rates,
     lagrangian,
     multi_rate,
@@ -151,6 +151,18 @@ class BooleanString(nn.Module):
         return 1 - nn.functional.relu(1 - total)
 
 
+def test_an_ordering_does_not_forget_its_start() -> None:
+    """The published first step is a jump to some vertex; from a start it is 1/7 of the way."""
+    start = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    d = _Double(linear_distortion())
+    warm = ordering(d, 1, 4, Budget(1), start=start)
+    jumped = ordering(d, 1, 4, Budget(1), Method("vanilla", "non-convex"), start=start)
+    on_start = torch.eye(4).flip(1).bool()
+    torch.testing.assert_close(warm.P[0][on_start].min(), torch.tensor(6 / 7))
+    assert not jumped.P[0][on_start].all()
+    assert jumped.P.unique().tolist() == [0, 1]
+
+
 def test_boolean_string_block_is_recovered_exactly() -> None:
     x = torch.zeros(1, 1, 1, 16)
     x[..., 6:11] = 1
@@ -169,13 +181,37 @@ def test_boolean_string_block_is_recovered_exactly() -> None:
     assert float(relevance.score[0, :6].sum() + relevance.score[0, 11:].sum()) < 1e-2
 
 
-def test_warm_and_cold_rates_agree_and_distortion_falls_with_the_rate() -> None:
+def test_every_path_agrees_on_a_convex_example_and_distortion_falls_with_the_rate() -> None:
     warm = multi_rate(linear_distortion(), 1, 4, [1, 2, 3, 4], Budget(500))
-    cold = multi_rate(linear_distortion(), 1, 4, [1, 2, 3, 4], Budget(500), is_warm=False)
+    cold = multi_rate(linear_distortion(), 1, 4, [1, 2, 3, 4], Budget(500), path="cold")
     torch.testing.assert_close(warm.distortion.float(), cold.distortion.float(), rtol=0, atol=0.05)
     assert (warm.distortion.diff() <= 1e-9).all(), "each rate starts where the last one ended and only descends"
     assert (cold.distortion.diff() <= 0.02 * cold.distortion[:, :1]).all()
     assert cold.masks.shape == (1, 4, 4)
+    down = multi_rate(linear_distortion(), 1, 4, [1, 2, 3, 4], Budget(500), path="down")
+    torch.testing.assert_close(down.distortion.float(), cold.distortion.float(), rtol=0, atol=0.05)
+    assert down.rates == (1, 2, 3, 4)
+    assert (down.masks.sum(2) <= torch.tensor([1, 2, 3, 4]) * (1 + 1e-5)).all()
+
+
+class _Blind:
+    """1/2 (1 - relu(mean of s over cells 2 to 4 - 0.2) / 0.8)^2: flat where next to nothing is shown."""
+
+    def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = s.detach().requires_grad_()
+            value = 0.5 * (1 - torch.relu(leaf[:, 2:5].mean(1) - 0.2) / 0.8).square()
+            (g,) = torch.autograd.grad(value.sum(), leaf)
+        return value.detach(), g
+
+
+def test_going_down_finds_what_a_start_at_zero_cannot_see() -> None:
+    up = multi_rate(_Blind(), 2, 9, [3, 6], path="up")
+    down = multi_rate(_Blind(), 2, 9, [3, 6], path="down")
+    assert (up.distortion == 0.5).all(), "no gradient, no step: stationary and useless"
+    assert (down.distortion < 1e-3).all()
+    assert (down.masks[:, 0, 2:5] > 0.95).all()
+    assert float(down.masks[:, 0].sum(1).max()) <= 3 * (1 + 1e-5)
 
 
 def test_lagrangian_trades_rate_for_distortion() -> None:
@@ -205,18 +241,44 @@ class _Double:
         return value.float(), g.float()
 
 
-def test_time_budget_is_kept_and_reported() -> None:
+class _Clock:
+    """A clock that moves only when told to, in place of ``time``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        for module in ("auditor.relevance", "auditor.kernels.frank_wolfe"):
+            monkeypatch.setattr(f"{module}.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("path", ["up", "down"])
+def test_time_budget_is_kept_and_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock(monkeypatch)
+
     class Slow(_Double):
         def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            time.sleep(0.02)
+            clock.now += 0.02
             return super().gradient(s, rows)
 
-    began = time.monotonic()
     budget = Budget(10**6, timeout_s=0.5, gap_share=1e-12)
-    relevance = multi_rate(Slow(linear_distortion()), 1, 4, [1, 2, 3], budget)
-    assert time.monotonic() - began < 1.0
+    relevance = multi_rate(Slow(linear_distortion()), 1, 4, [1, 2, 3], budget, path=path)
+    assert 0.4 < relevance.seconds < 0.6
     assert relevance.status == [[Status.TIME_LIMIT] * 3]
     assert relevance.gap.isfinite().all()
+
+
+@pytest.mark.parametrize(("path", "solved"), [("up", (1,)), ("down", (3,))])
+def test_rates_without_time_are_left_out(path: Path, solved: tuple[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = _Clock(monkeypatch)
+
+    class Slower(_Double):
+        def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            clock.now += 1.0
+            return super().gradient(s, rows)
+
+    assert multi_rate(Slower(linear_distortion()), 1, 4, [1, 2, 3], Budget(9, timeout_s=0.5), path=path).rates == solved
 
 
 @pytest.mark.parametrize("rates", [[0], [5], [-1], [0.0], [1.5], [2, 0, 9]])
