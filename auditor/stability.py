@@ -133,7 +133,8 @@ class Sampler:
 
     def copies(self, images: Tensor) -> Tensor:
         """Return the noisy copies (images, copies, …) that need no gradient: any engine may run them, see ``Seen``."""
-        return images.to(self.noise)[:, None] + self.noise[self.n_gradients :]
+        moved: Tensor = images.to(self.noise)[:, None] + self.noise[self.n_gradients :]
+        return moved
 
     def measure(self, images: Tensor, targets: Sequence[int], seen: Seen | None = None) -> list[Stability]:
         """Return the stability of every image, as many at once as memory should hold."""
@@ -194,7 +195,8 @@ class Sampler:
 
 def _moved(a: Tensor) -> Tensor:
     """Return how far the copies (images, 1 + copies, numbers) are from their image, which comes first."""
-    return (a[:, 1:] - a[:, :1]).norm(dim=2)
+    moved: Tensor = (a[:, 1:] - a[:, :1]).norm(dim=2)
+    return moved
 
 
 def _same(logits: Tensor) -> Tensor:

@@ -213,8 +213,8 @@ def _pass(runner: Runner, x: Tensor, groups: Sequence[_Group]) -> tuple[Tensor, 
         a = torch.cat([found[layer] for _, found in passes])
         copies = slice(start, start := start + m * (group.sampler.samples - group.sampler.n_gradients))
         group.seen = Seen(
-            torch.cat([a[group.rows][:, None], a[copies].unflatten(0, (m, -1))], 1),
-            torch.cat([logits[group.rows][:, None], logits[copies].unflatten(0, (m, -1))], 1),
+            torch.cat([a[group.rows][:, None], a[copies].reshape(m, -1, *a.shape[1:])], 1),
+            torch.cat([logits[group.rows][:, None], logits[copies].reshape(m, -1, logits.shape[1])], 1),
         )
     return logits[:n], {key: value[:n] for key, value in passes[0][1].items()}
 
