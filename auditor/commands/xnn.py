@@ -19,6 +19,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 @click.option("--target", help="One class; default: all that have examples.")
 @click.option("--methods", help="Comma-separated; default: srae,nn,sae,cae,lasso,1-heatmap.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of kind xnn; may be repeated.")
+@click.option("--judge", help="Images to measure on, unseen by the heads; default: every fifth of --data.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N images only.")
 @SEED
 @PICKLE
@@ -27,6 +28,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 def xnn_table(
     model: str,
     data: str,
+    judge: str | None,
     layer: str | None,
     target: str | None,
     methods: str | None,
@@ -50,11 +52,13 @@ def xnn_table(
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
     config = parse_config(XnnExplainer, {k: v for k, v in options.items() if v is not None})
     source = open_data(data, limit=limit)
+    unseen = None if judge is None else open_data(judge, limit=limit)
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)
     wanted = [m.strip() for m in methods.split(",")] if methods else list(METHODS)
     with Bar() as bar:
-        rows = [asdict(r) for r in compare(subject, source, config, methods=wanted, progress=bar)]  # type: ignore[arg-type]
+        found = compare(subject, source, config, methods=wanted, judged_on=unseen, progress=bar)  # type: ignore[arg-type]
+    rows = [asdict(row) for row in found]
     if as_json:
         say(as_text([{k: v if v == v else None for k, v in row.items()} for row in rows]))
         return
