@@ -475,8 +475,8 @@ def test_bad_input_is_one_clear_sentence():
         ExcitationBackprop(nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), torch.cat([x, x])).maps(x, [0])
 
 
-FAMILIES = {"resnet18": 64, "vgg11": 64, "squeezenet1_1": 64, "mobilenet_v3_small": 64, "densenet121": 64,
-            "efficientnet_b0": 64, "vit_b_16": 224}  # fmt: skip
+FAMILIES = {"resnet18": 64, "vgg11": 64, "squeezenet1_1": 64, "mobilenet_v3_small": 64, "vit_b_16": 224}
+CONSERVING = ["resnet18", "vgg11", "squeezenet1_1", "mobilenet_v3_small", "efficientnet_b0"]
 LOSSY = {"mobilenet_v3_small", "efficientnet_b0"}  # depthwise convolutions after hardswish and SiLU
 
 
@@ -492,10 +492,9 @@ def family(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CONSERVING)
 def test_mass_is_conserved_at_every_layer_of_torchvision_families(name):
-    size = FAMILIES[name]
-    x = torch.rand(1 if name == "vit_b_16" else 2, 3, size, size, generator=seeded(), dtype=torch.float64)
+    x = torch.rand(2, 3, 64, 64, generator=seeded(), dtype=torch.float64)
     seen, total = conserving_walk(family(name).double(), x)
     assert len(seen) > 20
     if name not in LOSSY:
