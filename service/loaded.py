@@ -99,11 +99,12 @@ class Loaded:
                     "score": float(shot.score),
                     "box": [float(v) for v in shot.box],
                     "image": picture(shot.crop),
-                    "heat": picture(_tinted(shot.crop, shot.heat)),
+                    "heat": picture(_tinted(shot.crop, shot.heat) if shot.heat.numel() > 1 else shot.crop),
                 }
                 for shot in shots
             ]
-            concepts.append({"index": k, "label": e.label(k), "pictures": pictures})
+            label = getattr(e, "gallery_label", e.label)(k)  # a tree keeps pictures of its leaves, not of its features
+            concepts.append({"index": k, "label": label, "pictures": pictures})
         return {"explainer": name, "kind": e.kind, "concepts": concepts}
 
 
