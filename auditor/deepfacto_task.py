@@ -33,6 +33,7 @@ class DeepFactoConfig(ExplainerConfig):
     reconstruction: float = Field(default=0.03, ge=0, description="Weight that draws the layer into what M S shows.")
     anchor: float = Field(default=0.01, ge=0, description="Penalty that ties Z to the model's own activation.")
     trust: float = Field(default=0.1, gt=0, description="Largest change the head may ask of a batch's scores at once.")
+    supervision: float = Field(default=1.0, ge=0, description="Weight of what the heads ask for; 0: none of it.")
     pooled: float = Field(default=1.0, ge=0, description="Weight of a second head, on mean scores, in the training.")
     l1: float = Field(default=0.0, ge=0, description="Penalty on the scores that the training asks for: fewer of them.")
     dual_step: float = Field(default=0.0, ge=0, le=1, description="Damping of the duals; 0: penalties only.")
@@ -48,7 +49,7 @@ class DeepFactoConfig(ExplainerConfig):
 
     def settings(self, seed: int) -> Settings:
         """Return what the training takes."""
-        names = ("beta", "gamma", "reconstruction", "anchor", "trust", "pooled", "l1", "dual_step", "lr")
+        names = ("beta", "gamma", "reconstruction", "anchor", "trust", "supervision", "pooled", "l1", "dual_step", "lr")
         same = {k: getattr(self, k) for k in names}
         return Settings(**same, batch=self.train_batch, epochs=self.epochs, seed=seed)
 

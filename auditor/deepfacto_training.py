@@ -71,6 +71,7 @@ class Settings:
     reconstruction: float = 0.03
     anchor: float = 0.01
     trust: float = 0.1
+    supervision: float = 1.0
     pooled: float = 1.0
     l1: float = 0.0
     dual_step: float = 0.0
@@ -174,11 +175,11 @@ class FactorAdmm:
             )
             S_new = projected(f, self.M)  # as a new image would get them
             h = head.logits(S_new)
-            asked = self._asked(S_new, h, rows)
+            asked = s.supervision * self._asked(S_new, h, rows)
             S = score_step(S_new, f - u + v, self.M, asked - s.l1)
             missed = f - self.M @ S_new
-            wanted = f + self.M @ (S - S_new) - s.trust * s.reconstruction * missed - v
-            Z = decoupled((s.beta, f - u), (s.gamma, wanted), (s.trust * s.anchor, self.Z0[rows]))
+            wanted = f + self.M @ (S - S_new) - s.trust * s.reconstruction * missed
+            Z = decoupled((s.beta, f - u), (s.gamma, wanted - v), (s.trust * s.anchor, self.Z0[rows]))
             self._learn_basis(f, S_new)
             self._last = f, S_new
             miss = Z - self.M @ S
@@ -192,7 +193,7 @@ class FactorAdmm:
                 top = 10 * float(Z.square().mean().sqrt())
                 fresh = self.cut(task.images[rows]) / self.scale
                 self.U[rows] = (u + self.watch.dual_step * (Z - fresh)).clamp(-top, top)
-                self.V[rows] = (v + self.watch.dual_step * miss).clamp(-top, top)
+                self.V[rows] = (v + self.watch.dual_step * (Z - wanted)).clamp(-top, top)
             loss = nf.cross_entropy(h, task.labels[rows], ignore_index=-1, reduction="sum")
             return torch.stack([loss, (Z - f).square().sum(), miss.square().sum()]).double()
 

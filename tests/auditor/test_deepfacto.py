@@ -123,8 +123,9 @@ def test_the_head_is_linear_and_its_parts_are_exact():
 
 def test_fine_tuning_keeps_the_accuracy_and_lowers_the_error(factors):
     m = factors.metrics
-    assert m["accuracy"] > 0.8  # rank 8 and four passes only
-    assert m["accuracy"] > m["accuracy_warm"]
+    assert m["accuracy"] > 0.93  # rank 8 and four passes only
+    assert m["accuracy"] > m["accuracy_warm"] - 0.015  # the pass was chosen on other images than these 359
+    assert m["accuracy"] > m["accuracy_before"] - 0.03
     assert m["relative_error"] < m["relative_error_warm"] < 0.5
     assert m["probe_deepfacto"] > m["probe_majority"] + 0.5
     assert m["export_error"] < 1e-3
@@ -288,8 +289,9 @@ def test_numbers_that_break_end_the_training_with_the_last_good_state(small_run,
     done = train(cut, M, head, task, Settings(epochs=5, batch=16), 1.0, states.append)
     assert done.status.startswith("stopped after epoch 1")
     assert len(states) == 1
+    assert done.state.epoch <= 1
     for k, w in cut.weights.items():
-        assert torch.equal(w, states[0].weights[k])
+        assert torch.equal(w, done.state.weights[k])  # of the start or of the one whole pass, whichever was better
         assert bool(torch.isfinite(w).all())
 
 

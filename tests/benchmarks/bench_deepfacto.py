@@ -219,7 +219,7 @@ def cub(args, options):
     subject = Subject(net, input_shape=tuple(x.shape[1:]), class_names=names)
     table_path = root / "class_attributes.csv"
     marks = read_attributes(table_path, ids + test_ids, torch.cat([y, truth]), names, 50.0)
-    options |= {"attributes": str(table_path), "threshold": 50.0}
+    options = {"lr": 3e-4} | options | {"attributes": str(table_path), "threshold": 50.0}
     data = Features(x, y, ids, names)
     table("CUB", subject, data, "1", (x, y), (test, truth), marks, options, args)
 
