@@ -15,12 +15,12 @@ from auditor.excitation import ExcitationBackprop
 def best(repeats, **tasks):
     """Return the shortest time of every task; they take turns, so that a busy moment hits all of them."""
     times = {name: [] for name in tasks}
-    for _ in range(repeats + 1):
+    for _ in range(repeats):
         for name, task in tasks.items():
             began = time.perf_counter()
             task()
             times[name].append(time.perf_counter() - began)
-    return {name: min(spent[1:]) for name, spent in times.items()}
+    return {name: min(spent) for name, spent in times.items()}
 
 
 MIDDLE = {"vgg16": "features.16", "resnet18": "layer2"}
@@ -43,14 +43,19 @@ def measure(name, repeats, n_batch):
         "forward": forward,
         "pixels": lambda: engine.maps(one, FIVE),
         "middle": lambda: engine.maps(one, FIVE, stop=MIDDLE[name]),
-        "batch": lambda: engine.maps(x, FIVE),
     }
-    spent = best(repeats, **tasks)
+    many = {
+        "batch": lambda: engine.maps(x, FIVE),
+        "singly": lambda: [engine.maps(image[None], FIVE) for image in x],
+    }
+    best(1, **tasks)  # warm
+    spent = best(repeats, **tasks) | best(2, **many)
     passes = {task: seconds / spent["forward"] for task, seconds in spent.items()}
+    batch, singly = passes["batch"] / n_batch, passes["singly"] / n_batch
     print(
         f"{name}: forward {spent['forward'] * 1e3:.0f} ms; 5 contrastive maps of one image: to the pixels "
         f"{passes['pixels']:.2f}, to {MIDDLE[name]} {passes['middle']:.2f} forward passes (limit {LIMIT[name]}); "
-        f"per image in a batch of {n_batch}: {passes['batch'] / n_batch:.2f}",
+        f"per image of {n_batch}, in a batch {batch:.2f}, one by one {singly:.2f}",
         flush=True,
     )
 

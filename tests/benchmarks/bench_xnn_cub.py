@@ -9,7 +9,6 @@ the network and every row stay in DIR, and a run that was cut goes on where it s
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -19,42 +18,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import nn
 from torchvision.models import squeezenet1_1
 
 from auditor import Subject, open_data
-from auditor.locality import voronoi_parts
+from auditor.part_points import part_masks
 from auditor.xnn import XnnConfig
 from auditor.xnn_table import METHODS, xnn_table
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNSEEDED = ("lasso", "1-heatmap")  # nothing random in them: one seed tells all
 COLUMNS = ("f_reg", "f_cls", "o1", "o2", "locality", "alive", "pull_away")
-
-
-def annotated(root):
-    """Return parts(image id, size): Voronoi masks of the visible points inside the bird's box, and context."""
-    boxes, points = {}, {}
-    with (root / "boxes.csv").open() as file:
-        for row in csv.DictReader(file):
-            boxes[Path(row["image"]).name] = tuple(float(row[k]) for k in ("x", "y", "width", "height"))
-    with (root / "parts.csv").open() as file:
-        for row in csv.DictReader(file):
-            points.setdefault(Path(row["image"]).name, {})[row["part"]] = (float(row["x"]), float(row["y"]))
-    names = sorted({part for p in points.values() for part in p})
-    files = {path.name: path for path in root.rglob("*.jpg")}
-
-    def parts(image_id, size):
-        path = files[Path(image_id).name]
-        with Image.open(path) as image:
-            sx, sy = size[1] / image.width, size[0] / image.height
-        x, y, w, h = boxes[path.name]
-        hidden = (float("nan"), float("nan"))
-        at = torch.tensor([points.get(path.name, {}).get(n, hidden) for n in names], dtype=torch.float64)
-        return voronoi_parts(at * torch.tensor([sx, sy]), size, (x * sx, y * sy, w * sx, h * sy))
-
-    return parts
 
 
 def network(weights=None, n_classes=20):
@@ -158,8 +132,9 @@ def main():
         began = time.perf_counter()
         cfg = XnnConfig(seed=int(seed), max_epochs=args.epochs, targets=list(range(args.classes)), **settings)
         if missing:
+            parts = part_masks(test, subject.preprocessing, root / "parts.csv", root / "boxes.csv")
             rows = xnn_table(
-                subject, train, cfg, methods=missing, images_per_class=args.shown, parts=annotated(root), judged_on=test
+                subject, train, cfg, methods=missing, images_per_class=args.shown, parts=parts, judged_on=test
             )
             done |= {f"{row.method} {seed}": asdict(row) for row in rows}
             if results:
