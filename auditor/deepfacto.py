@@ -385,7 +385,7 @@ def empty_head(classes: int, rank: int, pool: Tensor) -> LinearHead:
 
 
 def chosen_side(S: Tensor, task: Task, layout: Layout) -> int:
-    """Return the smallest side of `SIDES` whose head tells as many other images right as the best, to a standard error.
+    """Return the side of `SIDES` whose head tells most of some other images right, the smallest of equals.
 
     What a head on mean scores can tell is bounded: parts of a digit are where they are, and their amounts say little.
     """
@@ -401,9 +401,8 @@ def chosen_side(S: Tensor, task: Task, layout: Layout) -> int:
         empty = empty_head(task.teacher.shape[1], S.shape[1], pool_matrix(layout, side))
         head = fit_head(empty.pooled(S[~held]), seen, empty, HEAD_STEPS, fidelity=0.0)
         right.append(share(head.logits(S[known]).argmax(1) == task.labels[known]))
-    error = math.sqrt(max(right) * (1 - max(right)) / int(known.sum()))
     log.info("deepfacto: right on trial images by side of the head's grid: %s", dict(zip(sides, right, strict=True)))
-    return next(side for side, value in zip(sides, right, strict=True) if value >= max(right) - error)
+    return sides[right.index(max(right))]
 
 
 def native_zeros(cut: Cut, n: int) -> Tensor:

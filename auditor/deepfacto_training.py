@@ -270,8 +270,8 @@ def train(
 ) -> Trained:
     """Run all passes and return the state that was best on validation images, the warm start included.
 
-    A state counts when its head tells no fewer of them right than the warm start's; the lowest J of those wins. A run
-    that breaks keeps what was best so far and says why it broke.
+    A state counts when its head tells no fewer of them right than the warm start's, to a standard error; the lowest J
+    of those wins. A run that breaks keeps what was best so far and says why it broke.
     """
     checked = torch.arange(len(task.images)) % VALIDATE_EVERY == VALIDATE_EVERY - 1
     learned = task.part(~checked) if bool(checked.any()) else task
@@ -279,13 +279,15 @@ def train(
     run = FactorAdmm(cut, M, head, learned, settings, scale)
     best = run.state()
     valid = [validation(cut, best, tested, scale, settings.pooled)]
-    history, status, epoch, lowest = [], "finished", 0, valid[0][1]
+    right, lowest = valid[0]
+    enough = right - math.sqrt(right * (1 - right) / len(tested.images))
+    history, status, epoch = [], "finished", 0
     try:
         for state in run:
             epoch = state.epoch
             history.append((state.loss, *state.residuals))
             valid.append(validation(cut, state, tested, scale, settings.pooled))
-            if valid[-1][0] >= valid[0][0] and valid[-1][1] < lowest:
+            if valid[-1][0] >= enough and valid[-1][1] < lowest:
                 best, lowest = state, valid[-1][1]
             on_state(state)
     except (NumericsError, ValueError) as error:

@@ -242,8 +242,10 @@ def test_a_training_that_only_harms_ends_with_the_start(small_run):
     before = {k: w.clone() for k, w in cut.weights.items()}
     done = train(cut, M, head, task, Settings(epochs=3, batch=16, lr=30.0), 1.0, lambda _: None)
     kept = done.valid[done.state.epoch]
-    assert kept[0] >= done.valid[0][0]
-    assert kept[1] == min(v for right, v in done.valid if right >= done.valid[0][0])
+    start = done.valid[0][0]
+    enough = start - (start * (1 - start) / 5) ** 0.5  # five of the forty images validate
+    assert kept[0] >= enough
+    assert kept[1] == min(v for right, v in done.valid if right >= enough)
     if done.state.epoch == 0:
         assert all(torch.equal(w, before[k]) for k, w in cut.weights.items())
 

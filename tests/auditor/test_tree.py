@@ -14,7 +14,7 @@ from auditor.errors import DataError, NumericsError, OptionError, TamperError
 from auditor.explainer import Explainer
 from auditor.kernels.tree import TreeLimits, fit_tree
 from auditor.naming import name_concept
-from auditor.tree_page import HEIGHT, TOP, WIDTH, tree_svg, write_tree_page
+from auditor.tree_page import HEIGHT, MANY, TOP, WIDTH, tree_svg, write_tree_page
 from auditor.tree_paths import Boxes, decisions, tree_from_json, tree_to_json
 
 OPTIONS = {"n_features": 48, "epochs": 8, "refit_every": 4, "seed": 0}
@@ -317,3 +317,29 @@ def test_a_layer_without_positions_gets_heatmaps_by_gradients(fitted):
     heat = [c.heatmap for e in found.explain(subject, images[:3]) for c in e.concepts]
     assert all(tuple(h.shape) == (8, 8) for h in heat)
     assert any(float(h.max()) > 0 for h in heat)
+
+
+@pytest.mark.slow
+def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
+    from tests.service.browser import chromium
+
+    _, explainer, images, found = fitted
+    path = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0])
+    n_leaves, n_steps = explainer.tree_.n_leaves, len(found[0].extra["path"])
+    shown = "return [...document.querySelectorAll('svg .leaf')].filter(g => g.getBoundingClientRect().width).length"
+    width = "return Number(document.querySelector('.scroll svg').getAttribute('width'))"
+    with chromium() as browser:
+        browser.look(1200, 900)
+        browser.open(path.as_uri())
+        assert n_leaves > MANY  # so the page opens with only the path unfolded
+        assert 1 <= browser.script(shown) <= n_steps + 1
+        narrow = browser.script(width)
+        browser.click("#open")
+        assert browser.script(shown) == n_leaves
+        assert browser.script(width) == n_leaves * WIDTH > narrow
+        first = "document.querySelector('svg .node').querySelector(':scope > .box')"
+        browser.script(f"{first}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        assert browser.script(shown) == 0
+        browser.click("#fold")
+        assert browser.script(width) == narrow
+        assert browser.messages() == []

@@ -123,10 +123,12 @@ def by_backprop(widths, seed, data, epochs, label, gain=None, **options):
     return drive(backprop(blocks, x, y, BackpropConfig(**options, seed=seed)), blocks, epochs, held, label)
 
 
-def closed(make, widths, seed, data, n_cycles, label):
+def closed(make, widths, seed, data, args, label):
+    """A full-batch method on the first ``--samples`` images, since each iteration takes all of them; 0: all."""
     x, y, *held = data
+    n = args.samples or len(x)
     blocks = mlp(widths, seed)
-    return drive(make(blocks, x, y), blocks, n_cycles, held, label, every=20)
+    return drive(make(blocks, x[:n], y[:n]), blocks, args.iterations, held, f"{label} on {n}", every=20)
 
 
 def table(rows):
@@ -166,7 +168,6 @@ def many(run, args, name):
 
 def shallow(args):
     data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 15
-    full = args.iterations
     methods = [
         ("Block-ADMM, 5 inner steps, duals", "97.53", 97.6,
          lambda s: by_blocks(widths, s, data, e, "block", **SHALLOW)),
@@ -178,7 +179,7 @@ def shallow(args):
             "95.02",
             None,
             lambda s: closed(
-                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(seed=s)), widths, s, data, full, "full"
+                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(seed=s)), widths, s, data, args, "full"
             ),
         ),
         (
@@ -187,14 +188,14 @@ def shallow(args):
             None,
             lambda s: closed(
                 lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(variant="taylor", seed=s)),
-                widths, s, data, full, "taylor",
+                widths, s, data, args, "taylor",
             ),
         ),
         (
             "BCD (Zeng)",
             "83.28",
             None,
-            lambda s: closed(lambda b, x, y: bcd(b, x, y, BcdConfig(seed=s)), widths, s, data, full, "bcd"),
+            lambda s: closed(lambda b, x, y: bcd(b, x, y, BcdConfig(seed=s)), widths, s, data, args, "bcd"),
         ),
         (
             "block splitting without duals (Gotmare)",
@@ -362,7 +363,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="default: what the table was made with")
     parser.add_argument("--iterations", type=int, default=100, help="of the full-batch methods")
-    parser.add_argument("--samples", type=int, default=0, help="dlADMM: first so many images; 0: all")
+    parser.add_argument("--samples", type=int, default=0, help="full-batch methods: first so many images; 0: all")
     parser.add_argument("--nu", type=float, default=1e-2)
     parser.add_argument("--rho", type=float, default=1e-2)
     parser.add_argument("--theta", type=float, default=1e-6)

@@ -135,7 +135,8 @@ def table(name, subject, data, layer, seen, unseen, attributes, options, args):
     for rank in args.ranks:
         rows = []
         for seed in range(args.seeds):
-            key = f"{name}/{args.network}/{rank}/{seed}/{json.dumps(options, sort_keys=True)}"
+            what = [name, args.network, len(images), args.test_from, rank, seed, options]
+            key = json.dumps(what, sort_keys=True)
             if key not in kept.rows:
                 found = one_run(subject, data, layer, Z, held, images, labels, attributes, rank, seed, options)
                 kept.add(key, found)
@@ -234,6 +235,7 @@ def main():
     parser.add_argument("--images", type=int, default=3000, help="images that are factorized (every fifth is held out)")
     parser.add_argument("--train-images", type=int, default=15000, help="images the network is trained on")
     parser.add_argument("--test-images", type=int, default=5000)
+    parser.add_argument("--test-from", type=int, default=0, help="number of the first test image")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the fit")
     parser.add_argument("--keep", help="file of results: those in it are not computed again")
@@ -247,7 +249,10 @@ def main():
         cub(args, options)
         return
     x, y = idx_images(args.data_root, args.set, "train", args.train_images)
-    test = idx_images(args.data_root, args.set, "test", args.test_images)
+    test = [
+        part[args.test_from :]
+        for part in idx_images(args.data_root, args.set, "test", args.test_from + args.test_images)
+    ]
     subject, layer = known_network(args, x, y)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.npz"
