@@ -57,12 +57,13 @@ class AuditImages:
 
 
 def spread(n: int, k: int) -> list[int]:
-    """Return ``k`` of ``n`` rows at even distances.
+    """Return ``k`` of ``n`` rows at even distances, all of them where there are no more.
 
-    >>> spread(10, 4)
-    [1, 3, 6, 8]
+    >>> spread(10, 4), spread(3, 100)
+    ([1, 3, 6, 8], [0, 1, 2])
     """
-    return [int((i + 0.5) * n / k) for i in range(min(n, k))]
+    k = min(n, k)
+    return [int((i + 0.5) * n / k) for i in range(k)]
 
 
 def check_classes(subject: Subject, data: Data) -> None:

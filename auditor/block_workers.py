@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,8 @@ class BlockWorkers:
         """Take the optimizers back and end the processes."""
         try:
             if error[0] is None or error[0] is GeneratorExit:
-                self.fetch()
+                with suppress(AuditError):  # at the end of the interpreter they may be gone before us
+                    self.fetch()
         finally:
             self._end()
 
@@ -126,7 +128,8 @@ class BlockWorkers:
         self._processes[i].join(PATIENCE_S)
         return AuditError(
             f"block-admm: the worker process of blocks {self._names(i)} ended with exit code "
-            f"{self._processes[i].exitcode}; use fewer workers, or threads."
+            f"{self._processes[i].exitcode}; use threads or fewer workers, and in a script start under "
+            'if __name__ == "__main__".'
         )
 
     def _end(self) -> None:

@@ -77,6 +77,10 @@ def unpooled(basis: Tensor, channels: int, grid: tuple[int, int], full: tuple[in
 class WholeLayout(Layout):
     """A layer read as one position that holds all its neurons."""
 
+    def to_positions(self, z: Tensor) -> Tensor:
+        """Return the activation ``z`` as (batch, neurons, 1)."""
+        return Layout.to_positions(self, z).flatten(1).unsqueeze(-1)
+
     def from_positions(self, p: Tensor, like: Tensor) -> Tensor:
         """Put (batch, neurons, 1) back into the shape of ``like``."""
         return Layout.from_positions(self, p.reshape(p.shape[0], self.channels, self.n_positions), like)

@@ -23,6 +23,8 @@ from auditor.heatmap import BLUE, RED, overlay, to_rgb
 from auditor.latent import distinctness, mask_of, neighbours
 from auditor.naming import concept_count
 from auditor.subject import Subject
+from auditor.tree import TreeExplainer
+from auditor.tree_page import write_tree_page
 
 SIDE = 96  # pixels of a picture on the page
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1150px;padding:0 1em;color:#1e1e1e}
@@ -34,8 +36,12 @@ figcaption{font-size:12px;color:#777;max-width:200px}td,th{padding:2px 10px;text
 
 
 def write_page(explainer: Explainer, subject: Subject, path: str | Path) -> Path:
-    """Write the page of a fitted concept basis to ``path`` (.html or .png) and return it."""
+    """Write the page of a fitted concept basis to ``path`` (.html or .png; a tree: .html or .svg) and return it."""
     path = Path(path)
+    if isinstance(explainer, TreeExplainer):
+        if path.suffix.lower() not in (".html", ".svg"):
+            raise OptionError(f"page {path}: a tree is drawn to a name that ends in .html or .svg.")
+        return write_tree_page(explainer, path)
     if path.suffix.lower() not in (".html", ".png"):
         raise OptionError(f"page {path}: want a name that ends in .html or .png.")
     if concept_count(explainer) == 0 or not hasattr(explainer, "gallery_"):

@@ -124,7 +124,7 @@ def curves_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -
     """Draw accuracy and residuals against epochs and against wall clock; return the path."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     figure = Figure(figsize=(13, 9), layout="constrained")
     FigureCanvasAgg(figure)
@@ -150,12 +150,15 @@ def curves_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -
         for row in (0, 1):
             axes[row][column].grid(alpha=0.3)
             if column:
-                axes[row][column].set_xscale("log")
+                axis = axes[row][column]
+                axis.set_xscale("log")
+                axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.xaxis.set_minor_locator(NullLocator())  # its labels would run into each other
+                axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
             else:
                 axes[row][column].xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes[0][0].legend(fontsize=8, loc="lower right")
-    if axes[1][0].get_lines():
-        axes[1][0].legend(fontsize=8, loc="lower left")
+    # below the axes, where no curve is: method and last accuracy
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,9 @@ from auditor.deepfacto_task import (
 )
 from auditor.deepfacto_training import (
     FULL_STEPS,
+    HEAD_STEPS,
     State,
+    Task,
     Trained,
     activations_of,
     check_memory,
@@ -62,6 +64,8 @@ log = logging.getLogger(__name__)
 
 EXPORT_STEPS = (50, 100, 200, 400)  # of the unrolled projection: the first that is within EXPORT_ERROR of the exact one
 EXPORT_ERROR = 1e-4
+SIDES = (1, 2, 4)  # of the head's grid, tried in this order
+TRIAL_IMAGES = 2000  # at most, for that choice
 
 
 class DeepFactoExplainer(Explainer):
@@ -110,7 +114,9 @@ class DeepFactoExplainer(Explainer):
         self.status_ = trained.status
         self.metrics = {
             "rank": float(rank),
-            "epochs": float(trained.state.epoch),
+            "epochs": float(len(trained.history)),
+            "epoch_kept": float(trained.state.epoch),
+            "cells": float(self.head_.pool.shape[1]),
             "reseeded": float(trained.state.reseeded),
             "basis_moved": 1 - float(match_columns(warm[0], self.M_).cosine.mean()),
         }
@@ -225,11 +231,10 @@ class DeepFactoExplainer(Explainer):
         M = factorize(
             columns, rank, seed=seed, init=init, on_step=lambda t, _: progress("factorizing the layer", t, 200)
         ).W
-        pool = pool_matrix(layout, cfg.cells)
-        task = examples.task(cfg.fidelity)
-        classes = task.teacher.shape[1]
-        empty = LinearHead(torch.zeros(classes, rank, pool.shape[1]), torch.zeros(classes), pool)
-        return M, fit_head(empty.pooled(projected(seen, M)), task, empty, FULL_STEPS, cfg.fidelity)
+        task, S = examples.task(cfg.fidelity), projected(seen, M)
+        side = cfg.cells if cfg.cells is not None else chosen_side(S, task, layout)
+        empty = empty_head(task.teacher.shape[1], rank, pool_matrix(layout, side))
+        return M, fit_head(empty.pooled(S), task, empty, FULL_STEPS, cfg.fidelity)
 
     def _train(
         self, cut: Cut, warm: tuple[Tensor, LinearHead], examples: Examples, seed: int, progress: Progress
@@ -287,6 +292,7 @@ class DeepFactoExplainer(Explainer):
         }
         others = {"deepfacto": S, "nmf": S_warm, "pca": principal_scores(Z, held, self.M_.shape[1])}
         for name, scores in others.items():
+            progress("probing", 0, None)
             self.metrics[f"probe_{name}"] = probe_accuracy(pooled_features(scores), held, attributes, self.config.seed)
         self.metrics["probe_majority"] = majority_accuracy(held, attributes)
         self._measure_export(cut, f, S, held)
@@ -371,6 +377,32 @@ def pool_matrix(layout: Layout, side: int) -> Tensor:
     h, w = layout.grid
     each = torch.eye(h * w).reshape(h * w, 1, h, w)
     return nf.adaptive_avg_pool2d(each, (min(side, h), min(side, w))).flatten(1)
+
+
+def empty_head(classes: int, rank: int, pool: Tensor) -> LinearHead:
+    """Return a head that says nothing."""
+    return LinearHead(torch.zeros(classes, rank, pool.shape[1]), torch.zeros(classes), pool)
+
+
+def chosen_side(S: Tensor, task: Task, layout: Layout) -> int:
+    """Return the side of `SIDES` whose head tells most of some other images right, the smallest of equals.
+
+    What a head on mean scores can tell is bounded: parts of a digit are where they are, and their amounts say little.
+    """
+    some = torch.arange(len(S)) % max(1, math.ceil(len(S) / TRIAL_IMAGES)) == 0
+    S, task = S[some], task.part(some)
+    held = torch.arange(len(S)) % 4 == 3
+    seen, known = task.part(~held), held & (task.labels >= 0)
+    sides = [side for side in SIDES if side <= max(layout.grid)]
+    if len(sides) < 2 or not bool(known.any()):
+        return sides[0]
+    right = []
+    for side in sides:
+        empty = empty_head(task.teacher.shape[1], S.shape[1], pool_matrix(layout, side))
+        head = fit_head(empty.pooled(S[~held]), seen, empty, HEAD_STEPS, fidelity=0.0)
+        right.append(share(head.logits(S[known]).argmax(1) == task.labels[known]))
+    log.info("deepfacto: right on trial images by side of the head's grid: %s", dict(zip(sides, right, strict=True)))
+    return sides[right.index(max(right))]
 
 
 def native_zeros(cut: Cut, n: int) -> Tensor:

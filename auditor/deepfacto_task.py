@@ -22,15 +22,19 @@ class DeepFactoConfig(ExplainerConfig):
     """Options of kind ``deepfacto``."""
 
     rank: int | None = Field(default=None, ge=1, description="Number of factors; default 16 or what the layer has.")
-    cells: int = Field(default=1, ge=1, description="Longest side of the grid of averages that the head reads.")
+    cells: int | None = Field(
+        default=None, ge=1, description="Side of the grid of means that the head reads; default: 1, 2 or 4, by trial."
+    )
     epochs: int = Field(default=12, ge=0, description="Passes over the images; 0 stops after the warm start.")
-    train_batch: int = Field(default=64, ge=1, description="Images per step of the training.")
+    train_batch: int = Field(default=32, ge=1, description="Images per step of the training.")
     lr: float = Field(default=1e-3, gt=0, description="Step size of the layers below, by Adam with cosine decay.")
     beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
     gamma: float = Field(default=1.0, gt=0, description="Penalty that ties Z to the product M S.")
-    anchor: float = Field(default=0.1, ge=0, description="Penalty that ties Z to the model's own activation.")
-    trust: float = Field(default=0.3, gt=0, description="Largest change that the head may ask of an image's scores.")
-    supervision: float = Field(default=1.0, ge=0, description="Weight of the objective on the logits.")
+    reconstruction: float = Field(default=0.03, ge=0, description="Weight that draws the layer into what M S shows.")
+    anchor: float = Field(default=0.01, ge=0, description="Penalty that ties Z to the model's own activation.")
+    trust: float = Field(default=0.1, gt=0, description="Largest change the head may ask of a batch's scores at once.")
+    supervision: float = Field(default=1.0, ge=0, description="Weight of what the heads ask for; 0: none of it.")
+    pooled: float = Field(default=1.0, ge=0, description="Weight of a second head, on mean scores, in the training.")
     l1: float = Field(default=0.0, ge=0, description="Penalty on the scores that the training asks for: fewer of them.")
     dual_step: float = Field(default=0.0, ge=0, le=1, description="Damping of the duals; 0: penalties only.")
     fidelity: float = Field(default=0.1, ge=0, le=1, description="Share of the model's own logits in the head's fit.")
@@ -45,9 +49,8 @@ class DeepFactoConfig(ExplainerConfig):
 
     def settings(self, seed: int) -> Settings:
         """Return what the training takes."""
-        same = {
-            k: getattr(self, k) for k in ("beta", "gamma", "anchor", "trust", "supervision", "l1", "dual_step", "lr")
-        }
+        names = ("beta", "gamma", "reconstruction", "anchor", "trust", "supervision", "pooled", "l1", "dual_step", "lr")
+        same = {k: getattr(self, k) for k in names}
         return Settings(**same, batch=self.train_batch, epochs=self.epochs, seed=seed)
 
 

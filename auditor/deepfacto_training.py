@@ -5,15 +5,20 @@ place for a factorization, whose scores are themselves a solution. One cycle on 
 
 1. f = the layer's activation, S = its projection on M: each visit starts from the chained forward pass.
 2. L: gradient steps on the objective J of the logits, held near h(S).
-3. S: one prox-linear step towards what L asks; no image's scores are asked to change by more than ``trust``.
-4. Z: closed form between f - U, M S - V and, with weight ``anchor``, the activation the model had before training:
-   without it f and S shrink together, which is the cheapest way to a small reconstruction error.
+3. S: one prox-linear step towards what L asks, the batch as a whole moving by at most ``trust``: an image that is told
+   right asks for little and one that is told wrong for much. To first order this is the derivative of J through the
+   projection.
+4. Z: closed form between f - U, what the new scores ask for and, with a small weight, the activation the model had
+   before training: without it f and S shrink together, which is the cheapest way to a small reconstruction error. Most
+   of what M S misses may stay: pulling f into the span of M in full throws away what the head reads.
 5. The layers below: one Adam step towards Z + U. This is the only way the objective reaches them.
-6. M: HALS on running sums of f S^T and S S^T with S as a new image would get it.
-7. U += dual_step (Z - f), V += dual_step (Z - M S), where duals are on.
+6. M: HALS on running sums of f S^T and S S^T with S as a new image would get it; slow, since the head waits a pass.
+7. U += dual_step (Z - f), V += dual_step (Z - what was asked), where duals are on.
 
 After every pass over the images the head is fitted anew to the scores (it is convex, so it is simply solved, and needs
-no dual), and dead factors are re-seeded from the worst-fitted position, with no weight in the head.
+no dual), and dead factors are re-seeded from the worst-fitted position, with no weight in the head. A head on a grid of
+cells solves the task from where factors are; a second one on the mean scores, used in training only, makes the amount
+of each factor tell something too. Some images validate: the state kept is the best on them, the start included.
 """
 
 from __future__ import annotations
@@ -34,10 +39,12 @@ from auditor.kernels.deepfacto import LinearHead, basis_step, decoupled, logit_s
 from auditor.training import Watch
 
 log = logging.getLogger(__name__)
-FORGET = 0.9  # of the running sums behind M
-HEAD_STEPS = 20  # L-BFGS steps on the head after every pass; the warm start and the end take FULL_STEPS
+FORGET = 0.99  # of the running sums behind M
+HEAD_STEPS = 50  # L-BFGS steps on the head after every pass; the warm start and the end take FULL_STEPS
 FULL_STEPS = 200
-RIDGE = 1e-4  # on the head's weights for scores of unit variance
+RIDGE = 1e-4  # on the head's weights for scores of unit variance, times the cells it reads
+FADE = 0.999  # of the largest request so far, per batch: requests become small as the training comes to its end
+VALIDATE_EVERY = 8  # each n-th image of the training chooses the pass that is kept
 WHERE = "deepfacto"
 
 
@@ -50,20 +57,26 @@ class Task:
     teacher: Tensor
     fidelity: float = 0.0
 
+    def part(self, mask: Tensor) -> Task:
+        """Return the images of ``mask`` only."""
+        return Task(self.images[mask], self.labels[mask], self.teacher[mask], self.fidelity)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Penalties and step sizes; beta, gamma and anchor weigh means over the layer's entries."""
+    """Penalties and step sizes; reconstruction and anchor are in units of what the head asks for."""
 
     beta: float = 1.0
     gamma: float = 1.0
-    anchor: float = 0.1
-    trust: float = 0.3
+    reconstruction: float = 0.03
+    anchor: float = 0.01
+    trust: float = 0.1
     supervision: float = 1.0
+    pooled: float = 1.0
     l1: float = 0.0
     dual_step: float = 0.0
     lr: float = 1e-3
-    batch: int = 64
+    batch: int = 32
     epochs: int = 12
     seed: int = 0
 
@@ -79,15 +92,17 @@ class State:
     loss: float = math.nan  # mean J on the chained pass, as the images were visited
     residuals: tuple[float, float] = (math.nan, math.nan)  # root mean square of Z - f and of Z - M S
     reseeded: int = 0  # dead factors so far
+    pooled_head: LinearHead | None = None  # the one on mean scores, of the training only
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The last good state and why the training ended."""
+    """The state that was best on validation images, why the training ended, and what there was to see."""
 
     state: State
     status: str
     history: list[tuple[float, float, float]]  # loss and residuals per epoch
+    valid: list[tuple[float, float]]  # accuracy and J on the validation images, the warm start first
 
 
 class FactorAdmm:
@@ -99,14 +114,35 @@ class FactorAdmm:
 
     def __init__(self, cut: Cut, M: Tensor, head: LinearHead, task: Task, settings: Settings, scale: float) -> None:
         self.cut, self.M, self.head, self.task, self.settings, self.scale = cut, M, head, task, settings, scale
-        n, (channels, rank) = len(task.images), M.shape
+        channels, rank = M.shape
         self.Z0 = activations_of(cut, task.images) / scale
         self.U: Tensor | None = torch.zeros_like(self.Z0) if settings.dual_step else None
         self.V: Tensor | None = torch.zeros_like(self.Z0) if settings.dual_step else None
-        self.pooled = torch.zeros(n, rank, head.pool.shape[1])
-        self.XS, self.SS = torch.zeros(channels, rank), torch.zeros(rank, rank)
         self.watch = Watch(WHERE, settings.dual_step)
-        self.reseeded = 0
+        self.asked, self.reseeded = 0.0, 0
+        self.XS, self.SS = torch.zeros(channels, rank), torch.zeros(rank, rank)
+        cells, means = [], []
+        for f in torch.split(self.Z0, 256):  # the sums start as if the images had been visited for ever
+            S = projected(f, M)
+            self.XS += torch.einsum("ncp,nkp->ck", f, S) / (len(self.Z0) * (1 - FORGET))
+            self.SS += torch.einsum("nkp,njp->kj", S, S) / (len(self.Z0) * (1 - FORGET))
+            cells.append(head.pooled(S))
+            means.append(S.mean(-1, keepdim=True))
+        self.head = fit_head(torch.cat(cells), task, head, HEAD_STEPS, fidelity=0.0)
+        self.pooled_head: LinearHead | None = None
+        if settings.pooled > 0 and head.pool.shape[1] > 1:
+            positions = head.pool.shape[0]
+            flat = LinearHead(
+                torch.zeros(len(head.bias), rank, 1),
+                torch.zeros_like(head.bias),
+                torch.full((positions, 1), 1 / positions),
+            )
+            self.pooled_head = fit_head(torch.cat(means), task, flat, HEAD_STEPS, fidelity=0.0)
+
+    def state(self) -> State:
+        """Return everything as it is now."""
+        weights = {k: w.detach().clone() for k, w in self.cut.weights.items()}
+        return State(0, self.M, self.head, weights, reseeded=self.reseeded, pooled_head=self.pooled_head)
 
     def __iter__(self) -> Iterator[State]:
         s, n = self.settings, len(self.task.images)
@@ -124,10 +160,8 @@ class FactorAdmm:
                 residuals = (sums[1:] / self.Z0.numel()).sqrt().tolist()
                 self.watch.judge(epoch, float(sums[0]) / n, residuals)
                 self._end_of_pass()
-                weights = {k: w.detach().clone() for k, w in self.cut.weights.items()}
-                yield State(
-                    epoch, self.M, self.head, weights, float(sums[0]) / n, (residuals[0], residuals[1]), self.reseeded
-                )
+                seen = float(sums[0]) / n, (residuals[0], residuals[1])
+                yield replace(self.state(), epoch=epoch, loss=seen[0], residuals=seen[1])
 
     def _visit(self, rows: Tensor, adam: torch.optim.Optimizer | None) -> Tensor:
         """Run one mini-batch; return the sums of J, |Z - f|^2 and |Z - M S|^2."""
@@ -141,13 +175,12 @@ class FactorAdmm:
             )
             S_new = projected(f, self.M)  # as a new image would get them
             h = head.logits(S_new)
-            L = logit_steps(h, task.labels[rows])
-            asked = s.supervision * f[0].numel() / s.gamma * head.pulled_back(L - h) - s.l1
-            limit = s.trust * (self.M.T @ self.Z0[rows]).flatten(1).norm(dim=1)
-            S = score_step(S_new, f - u + v, self.M, asked, limit)
-            Z = decoupled((s.beta, f - u), (s.gamma, self.M @ S - v), (s.anchor, self.Z0[rows]))
+            asked = s.supervision * self._asked(S_new, h, rows)
+            S = score_step(S_new, f - u + v, self.M, asked - s.l1)
+            missed = f - self.M @ S_new
+            wanted = f + self.M @ (S - S_new) - s.trust * s.reconstruction * missed
+            Z = decoupled((s.beta, f - u), (s.gamma, wanted - v), (s.trust * s.anchor, self.Z0[rows]))
             self._learn_basis(f, S_new)
-            self.pooled[rows] = head.pooled(S_new)
             self._last = f, S_new
             miss = Z - self.M @ S
         if adam is not None and live.requires_grad:
@@ -160,9 +193,19 @@ class FactorAdmm:
                 top = 10 * float(Z.square().mean().sqrt())
                 fresh = self.cut(task.images[rows]) / self.scale
                 self.U[rows] = (u + self.watch.dual_step * (Z - fresh)).clamp(-top, top)
-                self.V[rows] = (v + self.watch.dual_step * miss).clamp(-top, top)
+                self.V[rows] = (v + self.watch.dual_step * (Z - wanted)).clamp(-top, top)
             loss = nf.cross_entropy(h, task.labels[rows], ignore_index=-1, reduction="sum")
             return torch.stack([loss, (Z - f).square().sum(), miss.square().sum()]).double()
+
+    def _asked(self, S: Tensor, h: Tensor, rows: Tensor) -> Tensor:
+        """Return what the heads ask of the scores, as long in the mean as ``trust`` times the largest so far allows."""
+        labels = self.task.labels[rows]
+        asked = self.head.pulled_back(logit_steps(h, labels) - h)
+        if self.pooled_head is not None:
+            flat = self.pooled_head.logits(S)
+            asked = asked + self.settings.pooled * self.pooled_head.pulled_back(logit_steps(flat, labels) - flat)
+        self.asked = max(FADE * self.asked, per_image(asked))
+        return asked * (self.settings.trust * per_image(self.M.T @ self.Z0[rows]) / max(self.asked, 1e-30))
 
     def _learn_basis(self, f: Tensor, S: Tensor) -> None:
         self.XS = FORGET * self.XS + torch.einsum("ncp,nkp->ck", f, S) / len(f)
@@ -170,17 +213,34 @@ class FactorAdmm:
         self.M = basis_step(self.M, self.XS, self.SS)
 
     def _end_of_pass(self) -> None:
-        """Re-seed dead factors and fit the head to the scores of this pass."""
-        f, S = self._last
-        self.M, dead = reseeded(self.M, self.pooled.amax((0, 2)) <= 0, f, S)
-        weight = self.head.weight.clone()
+        """Re-seed dead factors and fit the heads to the scores as they are now."""
+        cells, means = pooled_scores(self.cut, self.task.images, self.M, self.scale, self.head)
+        self.M, dead = reseeded(self.M, means.amax((0, 2)) <= 0, *self._last)
         if dead.numel():
             self.reseeded += dead.numel()
-            weight[:, dead] = 0
             self.XS[:, dead] = self.SS[:, dead] = self.SS[dead] = 0
+            cells, means = cells.clone(), means.clone()
+            cells[:, dead] = means[:, dead] = 0  # no weight in the heads until the next pass
             log.info("deepfacto: %d dead factors re-seeded", dead.numel())
-        start = LinearHead(weight, self.head.bias, self.head.pool)
-        self.head = fit_head(self.pooled, self.task, start, HEAD_STEPS, fidelity=0.0)
+        self.head = fit_head(cells, self.task, self.head, HEAD_STEPS, fidelity=0.0)
+        if self.pooled_head is not None:
+            self.pooled_head = fit_head(means, self.task, self.pooled_head, HEAD_STEPS, fidelity=0.0)
+
+
+def per_image(x: Tensor) -> float:
+    """Return the root mean square over the batch of each image's norm."""
+    return float(x.flatten(1).square().sum(1).mean().sqrt())
+
+
+def pooled_scores(cut: Cut, images: Tensor, M: Tensor, scale: float, head: LinearHead) -> tuple[Tensor, Tensor]:
+    """Return the scores of images over the head's cells, (images, rank, cells), and their means, (images, rank, 1)."""
+    cells, means = [], []
+    with torch.no_grad():
+        for part in torch.split(images, 256):
+            S = projected(cut(part).cpu() / scale, M)
+            cells.append(head.pooled(S))
+            means.append(S.mean(-1, keepdim=True))
+    return torch.cat(cells), torch.cat(means)
 
 
 def reseeded(M: Tensor, silent: Tensor, f: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -208,21 +268,51 @@ def train(
     scale: float,
     on_state: Callable[[State], None],
 ) -> Trained:
-    """Run all passes and return the last good state; a run that breaks keeps it, and says why it broke."""
-    state = State(0, M, head, {k: w.detach().clone() for k, w in cut.weights.items()})
-    history, status = [], "finished"
+    """Run all passes and return the state that was best on validation images, the warm start included.
+
+    A state counts when its head tells no fewer of them right than the warm start's, to a standard error; the lowest J
+    of those wins. A run that breaks keeps what was best so far and says why it broke.
+    """
+    checked = torch.arange(len(task.images)) % VALIDATE_EVERY == VALIDATE_EVERY - 1
+    learned = task.part(~checked) if bool(checked.any()) else task
+    tested = task.part(checked) if bool(checked.any()) else task
+    run = FactorAdmm(cut, M, head, learned, settings, scale)
+    best = run.state()
+    valid = [validation(cut, best, tested, scale, settings.pooled)]
+    right, lowest = valid[0]
+    enough = right - math.sqrt(right * (1 - right) / len(tested.images))
+    history, status, epoch = [], "finished", 0
     try:
-        for state in FactorAdmm(cut, M, head, task, settings, scale):
+        for state in run:
+            epoch = state.epoch
             history.append((state.loss, *state.residuals))
+            valid.append(validation(cut, state, tested, scale, settings.pooled))
+            if valid[-1][0] >= enough and valid[-1][1] < lowest:
+                best, lowest = state, valid[-1][1]
             on_state(state)
     except (NumericsError, ValueError) as error:
-        status = f"stopped after epoch {state.epoch}: {error}"
-        log.warning("deepfacto: %s; the state of epoch %d is kept", error, state.epoch)
+        status = f"stopped after epoch {epoch}: {error}"
+        log.warning("deepfacto: %s; the state of epoch %d is kept", error, best.epoch)
     with torch.no_grad():
         for k, w in cut.weights.items():
-            w.copy_(state.weights[k])
-    S = torch.cat([head.pooled(projected(cut(part) / scale, state.M)) for part in torch.split(task.images, 256)])
-    return Trained(replace(state, head=fit_head(S, task, state.head, FULL_STEPS, task.fidelity)), status, history)
+            w.copy_(best.weights[k])
+    cells, _ = pooled_scores(cut, task.images, best.M, scale, best.head)
+    final = fit_head(cells, task, best.head, FULL_STEPS, task.fidelity)
+    return Trained(replace(best, head=final), status, history, valid)
+
+
+def validation(cut: Cut, state: State, task: Task, scale: float, weight: float) -> tuple[float, float]:
+    """Return the share of images told right and the mean J, with that of the head on mean scores where there is one."""
+    cells, means = pooled_scores(cut, task.images, state.M, scale, state.head)
+    known = task.labels >= 0
+    y = task.labels[known]
+    if not len(y):
+        return 0.0, math.nan
+    logits = state.head.of_pooled(cells[known])
+    value = float(nf.cross_entropy(logits, y))
+    if state.pooled_head is not None:
+        value += weight * float(nf.cross_entropy(state.pooled_head.of_pooled(means[known]), y))
+    return float((logits.argmax(1) == y).double().mean()), value
 
 
 def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int, fidelity: float) -> LinearHead:
@@ -240,11 +330,12 @@ def fit_head(pooled: Tensor, task: Task, start: LinearHead, n_steps: int, fideli
         [w, b], max_iter=n_steps, history_size=20, line_search_fn="strong_wolfe", tolerance_change=1e-10
     )
     labels, teacher = task.labels, task.teacher.double()
+    ridge = RIDGE * pooled.shape[2]
 
     def closure() -> Tensor:
         solver.zero_grad()
         out = X @ w.T + b
-        value = objective(out, labels, teacher, fidelity).mean() + RIDGE * w.square().sum()
+        value = objective(out, labels, teacher, fidelity).mean() + ridge * w.square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
@@ -276,7 +367,7 @@ def check_memory(n: int, cut: Cut, rank: int, with_duals: bool, limit_gib: float
     """Return the bytes that the images, variables and duals of ``n`` images take, or refuse before anything is made."""
     layout = cut.layout
     entries = layout.channels * layout.n_positions
-    kept = math.prod(cut.subject.input_shape) + entries * (3 + 2 * with_duals) + 2 * rank * layout.n_positions
+    kept = math.prod(cut.subject.input_shape) + entries * (3 + 2 * with_duals) + 3 * rank * layout.n_positions
     needed = 4 * n * kept
     have = int(limit_gib * GIB) if limit_gib is not None else room(torch.zeros(()), None)
     if needed > have:

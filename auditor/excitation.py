@@ -18,10 +18,10 @@ from torch.export import ExportedProgram
 
 from auditor.aten_graph import AtenGraph, Node, is_signal
 from auditor.errors import NumericsError, OptionError, ShapeError
-from auditor.excitation_walk import Walk, lower_bound
+from auditor.excitation_walk import OnStep, Walk, lower_bound
 
 log = logging.getLogger(__name__)
-BYTES_AT_ONCE = 512 * 2**20  # of the largest mass; more images than fit take turns
+BYTES_AT_ONCE = 128 * 2**20  # of the largest mass; more images than fit take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,26 @@ class ExcitationBackprop:
         """Return the signed mass on every unit of ``stop``, (batch, neurons, *shape of stop), nothing clipped."""
         return self._masses(images, neurons, start, stop, contrastive)[0]
 
+    def lost(
+        self, images: Tensor, neurons: Sequence[int] | Tensor, *, start: str = "", stop: str = "input"
+    ) -> dict[str, float]:
+        """Return the share of the (not contrastive) mass that each layer loses on the way down; {} if none does.
+
+        A parent without an excitatory child hands nothing on. That is rare after ReLU and common in depthwise
+        convolutions after SiLU or hardswish (EfficientNet, MobileNet v3): all positive weights of the one filter may
+        lie on units with a small negative value, which count as 0.
+        """
+        losses: dict[str, float] = {}
+
+        def on_step(node: Node, p: Tensor, children: list[tuple[Node, Tensor]]) -> None:
+            gone = float(p.sum(dtype=torch.float64)) - sum(float(m.sum(dtype=torch.float64)) for _, m in children)
+            layer = max(node.meta.get("layers", ()), key=len, default="") or node.name
+            losses[layer] = losses.get(layer, 0.0) + gone
+
+        total = self._masses(images, neurons, start, stop, False, on_step=on_step)[0]
+        n = total.shape[0] * total.shape[1]
+        return {layer: gone / n for layer, gone in losses.items() if gone / n > 1e-5}
+
     def _masses(
         self,
         images: Tensor,
@@ -138,6 +158,7 @@ class ExcitationBackprop:
         stop: str,
         contrastive: bool,
         given: Tensor | None = None,
+        on_step: OnStep | None = None,
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         self._check(images)
         chosen = torch.as_tensor(neurons, device=images.device)
@@ -154,7 +175,7 @@ class ExcitationBackprop:
                 begin = None if given is None else given[i : i + step]
                 if begin is not None and len(begin) < len(x):
                     begin = torch.cat([begin, begin[-1:].expand(len(x) - len(begin), *begin.shape[1:])])
-                mass, inactive, said = self._walk(x, mine, start, stop, contrastive, begin)
+                mass, inactive, said = self._walk(x, mine, start, stop, contrastive, begin, on_step)
                 turns.append((mass.transpose(0, 1)[:n_real], inactive.T[:n_real]))
                 notes.update(dict.fromkeys(said))
         for note in notes:
@@ -162,13 +183,22 @@ class ExcitationBackprop:
         return torch.cat([m for m, _ in turns]), torch.cat([f for _, f in turns]), tuple(notes)
 
     def _walk(
-        self, x: Tensor, neurons: Tensor, start: str, stop: str, contrastive: bool, begin: Tensor | None
+        self,
+        x: Tensor,
+        neurons: Tensor,
+        start: str,
+        stop: str,
+        contrastive: bool,
+        begin: Tensor | None,
+        on_step: OnStep | None,
     ) -> tuple[Tensor, Tensor, list[str]]:
         below = self.graph.layer(self.layer if self.head is not None else start)
         end = self.graph.layer(stop)
         pinned = frozenset({below, end})
         floor = self._floor.to(x)
-        walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self.graph.clipped)
+        if x.dim() == 4 and self.graph.any_strides:
+            x = x.contiguous(memory_format=torch.channels_last)  # convolutions need no reordering then
+        walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self.graph.clipped, on_step=on_step)
         if self.head is None:
             p, dual, inactive = start_mass(walk, below, neurons, contrastive, begin)
             return walk.down(below, p, end, dual), inactive, list(walk.notes)
@@ -176,7 +206,7 @@ class ExcitationBackprop:
         top = self.head.layer(start)
         pins = frozenset({top})
         least = z.new_zeros(()) if bool((z >= 0).all()) else z - walk.excitation(below)
-        upper = Walk(self.head, self.head.run(z, top, pins), pins, least, self.head.clipped)
+        upper = Walk(self.head, self.head.run(z, top, pins), pins, least, self.head.clipped, on_step=on_step)
         p, dual, inactive = start_mass(upper, top, neurons, contrastive, begin)
         mass = walk.down(below, upper.down(top, p, self.head.input, dual), end)
         return mass, inactive, [*upper.notes, *walk.notes]

@@ -11,7 +11,9 @@ linear bottlenecks). A mass has the neurons in front, ``(neurons, *shape of the 
 
 Where the page leaves a choice: a residual sum splits by the positive parts of its branches; a gate  x * sigmoid(g)
 and an attention matrix are weights, so the gated signal and the values get the mass; layer norm passes it through like
-batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass.
+batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass. Clipping
+small negative activations costs mass where a parent has few children (depthwise convolutions after SiLU or hardswish);
+`ExcitationBackprop.lost` tells how much, layer by layer.
 """
 
 from __future__ import annotations
@@ -185,6 +187,13 @@ def _max_pool(walk: Walk, node: Node, p: Tensor) -> Flow:
     else:
         _, where = aten.max_pool2d_with_indices.default(x, *args)
     spatial = 1 if node.target is aten.max_pool1d.default else 2
+    if spatial == 2 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        n, c = x.shape[:2]
+        where, q = where.permute(0, 2, 3, 1).reshape(1, n, -1, c), p.permute(0, 1, 3, 4, 2).reshape(len(p), n, -1, c)
+        last = p.new_zeros(len(p), n, x.shape[2] * x.shape[3], c)
+        last.scatter_add_(2, where.expand(len(p), -1, -1, -1), q)
+        yield child, last.view(len(p), n, *x.shape[2:], c).permute(0, 1, 4, 2, 3)
+        return
     lead = x.shape[:-spatial]
     flat = p.new_zeros(len(p), lead.numel(), x.shape[-spatial:].numel())
     flat.scatter_add_(2, where.reshape(1, lead.numel(), -1).expand(len(p), -1, -1), p.reshape(len(p), lead.numel(), -1))

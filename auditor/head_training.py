@@ -109,12 +109,13 @@ def fit_heads(
                     break
     except NumericsError as err:
         if state.epoch <= 1:
-            raise
-        diverged = str(err)
+            raise NumericsError(f"xnn: {err} There is no good state yet, so nothing is kept.") from err
+        diverged = f"{err} The best state before that is kept."
         log.warning("xnn: %s", diverged)
     except KeyboardInterrupt:
         if checkpoint is not None:
             _write(checkpoint, state, best, stamp)
+            log.warning("xnn: stopped in epoch %d; the same command goes on from %s", state.epoch, checkpoint.name)
         raise
     best.put_back(heads)
     if config.variant == "cae":

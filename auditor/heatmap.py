@@ -23,6 +23,30 @@ def upsample(heatmap: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.nn.functional.interpolate(grid, size=size, mode="bilinear", align_corners=False)[0, 0]
 
 
+def is_density(heatmap: Tensor) -> bool:
+    """Whether the map shares out mass 1 over many pixels, so that what counts is the mass of a neighbourhood."""
+    return heatmap.numel() >= 64 * 64 and abs(float(heatmap.sum()) - 1) < 1e-2
+
+
+def smoothed(density: Tensor, share: float = 0.015) -> Tensor:
+    """Blur a density (height, width) with a Gaussian whose deviation is ``share`` of its longer side.
+
+    >>> dot = torch.zeros(70, 90)
+    >>> dot[30, 40] = 1.0
+    >>> soft = smoothed(dot)
+    >>> round(float(soft.sum()), 4), bool(soft.max() == soft[30, 40]), bool(soft.max() < 0.2)
+    (1.0, True, True)
+    """
+    sigma = max(density.shape) * share
+    reach = max(1, round(3 * sigma))
+    at = torch.arange(-reach, reach + 1, dtype=torch.float32)
+    bell = torch.exp(-(at**2) / (2 * sigma**2))
+    bell = bell / bell.sum()
+    x = density[None, None].float()
+    x = torch.nn.functional.conv2d(x, bell.view(1, 1, -1, 1), padding=(reach, 0))
+    return torch.nn.functional.conv2d(x, bell.view(1, 1, 1, -1), padding=(0, reach))[0, 0]
+
+
 def to_rgb(image: Tensor) -> Array:
     """Return pixels (channels, height, width) in [0, 1] as uint8 (height, width, 3)."""
     array = (image.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8).numpy()
@@ -36,7 +60,11 @@ def to_rgb(image: Tensor) -> Array:
 def overlay(
     image: Tensor, heatmap: Tensor, *, positive: bool = True, top: float | None = None, side: int | None = None
 ) -> Image.Image:
-    """Lay a heatmap over an image: full colour at ``top`` (default: the map's own maximum), nothing at zero."""
+    """Lay a heatmap over an image: full colour at ``top`` (default: the map's own maximum), nothing at zero.
+
+    Mass shared out over single pixels is too thin to be seen: such a map is smoothed, with full colour from its highest
+    two percent on.
+    """
     rgb = to_rgb(image)
     height, width = rgb.shape[:2]
     if side is not None:
@@ -44,7 +72,11 @@ def overlay(
         height, width = max(1, round(height * scale)), max(1, round(width * scale))
         rule = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BILINEAR
         rgb = np.asarray(Image.fromarray(rgb).resize((width, height), rule))
-    heat = upsample(heatmap.detach().cpu().clamp_min(0), (height, width)).numpy()
+    heatmap = heatmap.detach().cpu().clamp_min(0)
+    if top is None and is_density(heatmap):
+        heatmap = smoothed(heatmap)
+        top = float(heatmap.flatten().kthvalue(max(1, round(0.98 * heatmap.numel()))).values)
+    heat = upsample(heatmap, (height, width)).numpy()
     peak = float(heatmap.max()) if top is None else top
     alpha = np.clip(heat / peak, 0, 1)[..., None] * 0.75 if peak > 0 else np.zeros((height, width, 1))
     grey = rgb.astype(np.float32) * 0.6 + 60.0  # dimmed, so that colour is seen on black and on white

@@ -211,11 +211,11 @@ class Clipped:
         """Return  (sign W)^+."""
         if sign < 0:
             return self.weight.neg().clamp_(min=0)
-        return self._kept("clipped", lambda: self.weight.clamp(min=0))
+        return self._kept("clipped", lambda: _channels_last(self.weight.clamp(min=0)))
 
     def mirrored(self) -> Tensor:
         """Return the clipped weights of a convolution with input and output channels and both axes turned round."""
-        return self._kept("mirrored", lambda: self(1).flip(2, 3).transpose(0, 1).contiguous())
+        return self._kept("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
 
     def _kept(self, form: str, make: Callable[[], Tensor]) -> Tensor:
         stamp = (self.weight.data_ptr(), self.weight._version)
@@ -223,6 +223,11 @@ class Clipped:
         if held is None or held[0] != stamp:
             held = self.kept[self.key, form] = (stamp, make())
         return held[1]
+
+
+def _channels_last(w: Tensor) -> Tensor:
+    """Lay the weights of a two-dimensional convolution out as the walk lays out its maps."""
+    return w.contiguous(memory_format=torch.channels_last if w.dim() == 4 else torch.contiguous_format)
 
 
 def linear_map(

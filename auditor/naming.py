@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from auditor.errors import OptionError
 from auditor.explainer import Explainer
+from auditor.tree import TreeExplainer
 
 LONGEST = 80
 
 
 def concept_count(explainer: Explainer) -> int:
     """Return how many concepts an explainer has; 0 for a kind without a fixed list of them."""
+    if isinstance(explainer, TreeExplainer):
+        return int(explainer.tree_.n_features)
     scores = getattr(explainer, "by_class_", None)
     return 0 if scores is None else int(scores.shape[0])
 

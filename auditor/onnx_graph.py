@@ -1,7 +1,12 @@
 """One ONNX graph of a subject and what its explainers read: logits, layers and x-features of pixels, any batch.
 
 The graph is checked against torch before anybody may use it. ONNX Runtime runs it in a fraction of eager torch's time.
-The last, non-negative step of a concept projection is a search per position and stays outside, in our own kernel.
+
+The last, non-negative step of a concept projection stays outside, in our own kernel. ONNX has no operator for it, and
+unrolled accelerated projected gradient steps were tried in the graph (one thread, rank 10, 8 images): for 512 channels
+by 49 positions the kernel takes 0.27 ms at an error of 5e-7 of the largest score, 25 steps 0.26 ms at 7e-4, 50 steps
+0.57 ms at 1e-6; for 32 by 16 the kernel 0.03 ms, 25 steps 0.16 ms. The number of steps would have to be fixed by the
+worst condition number, where the kernel knows per position when it is done, and falls back to an exact method.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ METHODS: dict[str, tuple[Make, type[BaseModel], dict[str, Any], bool]] = {
     "taylor": (full_admm, FullAdmmConfig, {"variant": "taylor"}, False),
     "bcd": (bcd, BcdConfig, {}, False),
     "dladmm": (dladmm, DlAdmmConfig, {"nu": 1e-2, "rho": 1e-2, "solver": "exact"}, False),
-    "sgd": (backprop, BackpropConfig, {"optimizer": "sgd", "lr": 0.005}, False),
+    "sgd": (backprop, BackpropConfig, {"optimizer": "sgd", "lr": 0.05}, False),
     "adam": (backprop, BackpropConfig, {"optimizer": "adam", "lr": 2e-3}, True),
 }
 

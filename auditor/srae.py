@@ -115,8 +115,8 @@ def train(problem: Problem, state: TrainingState, config: SraeConfig) -> Iterato
             loss = (fs + sr + pt).sum()  # the classes share nothing, so their sum trains each alone
             if not bool(torch.isfinite(loss)):
                 raise NumericsError(
-                    f"training of the explanation heads gave a loss of {loss.item()} in epoch {state.epoch}; the last "
-                    f"good state is kept. Lower lr (now {config.lr}) or look for extreme activations."
+                    f"training of the explanation heads gave a loss of {loss.item()} in epoch {state.epoch}. Lower lr "
+                    f"(now {config.lr}) or look for extreme activations."
                 )
             state.adam.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]

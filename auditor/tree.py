@@ -126,6 +126,7 @@ class TreeExplainer(Explainer):
                 says = int(probabilities[i].argmax())
                 extra = {
                     "leaf": leaf,
+                    "gallery": int(np.searchsorted(boxes.leaves, leaf)),  # where the leaf's pictures are
                     "path": [
                         {
                             "node": step.node,
@@ -173,6 +174,15 @@ class TreeExplainer(Explainer):
     def label(self, index: int) -> str:
         """Return the name a person gave to a feature, or a plain one."""
         return self.labels.get(index, f"feature {index}")
+
+    def leaf_label(self, leaf: int) -> str:
+        """Return what a leaf (a node of the tree) says: its class and the class's share."""
+        own = int(self.tree_.value[leaf].argmax())
+        return f"leaf {leaf}: {self._class_names[own]} {float(self.tree_.value[leaf, own]):.0%}"
+
+    def gallery_label(self, index: int) -> str:
+        """Return what the pictures at ``index`` of the gallery show: a leaf, not a feature."""
+        return self.leaf_label(int(Boxes.of(self.tree_).leaves[index]))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return quantiser ranges, representation, network, fine-tuned weights and prototype images."""

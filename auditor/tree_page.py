@@ -1,6 +1,7 @@
 """The tree as a picture: an SVG with prototype images at the leaves, and a page around it where branches fold.
 
-A click on a decision folds what is below it; with an explanation, the image's path is drawn in colour.
+A click on a decision folds what is below it, and the rest moves together; with an explanation, the image's path is
+drawn in colour. Every node is a group that is placed relative to its parent, so that moving it moves what is below.
 """
 
 from __future__ import annotations
@@ -22,24 +23,41 @@ from auditor.tree_paths import Boxes
 if TYPE_CHECKING:
     from auditor.tree import TreeExplainer
 
-WIDTH, HEIGHT, THUMB = 76, 74, 48  # pixels per leaf, per level, and of a prototype
+WIDTH, HEIGHT, THUMB = 84, 74, 48  # pixels per leaf, per level, and of a prototype
+TOP, FOLDED = 24, 112  # pixels above the root, and per decision whose branches are folded
+MANY = 24  # leaves from which the page opens with only the path, or only the upper levels, unfolded
 HUES = ("#1f5ac8", "#d62728", "#2c9f4b", "#8a56c2", "#e08a1e", "#159a9c", "#b3548f", "#7a6a4f", "#5b7fa6", "#93a11f")
 STYLE = """
 body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1e1e1e;background:#fff}
 .scroll{overflow:auto;border:1px solid #ddd;border-radius:6px;max-height:80vh}
 svg text{font:11px system-ui,sans-serif;fill:#1e1e1e}svg .edge{stroke:#bbb;stroke-width:1.2;fill:none}
 svg .on>.edge{stroke:#d62728;stroke-width:3}svg .box{fill:#f4f6f9;stroke:#8a94a3}
-svg .on>.box{stroke:#d62728;stroke-width:2.5}
+svg .on>.box{stroke:#d62728;stroke-width:2.5}svg .mostly{display:none}svg .folded>.mostly{display:inline}
 svg .node{cursor:pointer}svg .folded>.below{display:none}svg .folded>.box{fill:#dfe5ee}
 table{border-collapse:collapse;margin:8px 0 16px}td,th{border:1px solid #ddd;padding:3px 9px;text-align:left}
 """
 SCRIPT = """
-document.querySelectorAll('svg .node').forEach(n=>n.querySelector(':scope>.box').addEventListener('click',e=>{
-n.classList.toggle('folded');e.stopPropagation()}));
-document.getElementById('fold').onclick=()=>document.querySelectorAll('svg .node').forEach(n=>{
-if(!n.classList.contains('on'))n.classList.add('folded')});
-document.getElementById('open').onclick=()=>document.querySelectorAll('svg .node').forEach(n=>{
-n.classList.remove('folded')});
+const svg=document.querySelector('.scroll svg'),all=[...svg.querySelectorAll('.node')],root=svg.querySelector('g');
+const below=g=>g.classList.contains('folded')?[]:[...(g.querySelector(':scope>.below')?.children??[])];
+let end=0,deep=0;
+function columns(g){const b=below(g);if(b.length){b.forEach(columns);g.at=(b[0].at+b[1].at)/2}else{
+const w=g.classList.contains('node')?FOLDED:WIDTH;g.at=end+w/2;end+=w}}
+function place(g,from,down,top=down){const x=g.at-from;
+deep=Math.max(deep,top+40+g.querySelectorAll(':scope>image').length*SHOT);g.setAttribute('transform',`translate(${x},${down})`);
+g.querySelector(':scope>.edge')?.setAttribute('d',`M${-x} ${14-down}C${-x} ${-down/2} 0 ${-down/2} 0 -12`);
+below(g).forEach(c=>place(c,g.at,HEIGHT,top+HEIGHT))}
+function lay(){end=deep=0;columns(root);end=Math.max(end,160);place(root,0,TOP);svg.setAttribute('width',end);
+svg.setAttribute('height',deep);svg.setAttribute('viewBox',`0 0 ${end} ${deep}`)}
+function fold(which){all.forEach(n=>n.classList.toggle('folded',which(n)));lay();show()}
+function show(){const leaf=svg.querySelector('.leaf.on'),s=document.querySelector('.scroll');
+const x=leaf?leaf.at:root.at;s.scrollLeft=x-s.clientWidth/2}
+all.forEach(n=>n.querySelector(':scope>.box').addEventListener('click',e=>{n.classList.toggle('folded');lay();
+e.stopPropagation()}));
+const off=n=>!n.classList.contains('on'),marked=!!svg.querySelector('.on');
+document.getElementById('fold').onclick=()=>fold(off);
+document.getElementById('open').onclick=()=>fold(()=>false);
+const many=svg.querySelectorAll('.leaf').length>MANY;
+fold(n=>many&&(marked?off(n):n.dataset.level>=3));
 """
 
 
@@ -51,58 +69,52 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
     path |= set() if explanation is None else {explanation.extra["leaf"]}
     column = {int(leaf): i for i, leaf in enumerate(_in_order(tree))}
     x = np.zeros(tree.n_nodes)
-    level = np.zeros(tree.n_nodes, dtype=int)
-    for node in range(tree.n_nodes):
-        if tree.feature[node] >= 0:
-            level[[tree.left[node], tree.right[node]]] = level[node] + 1
     for node in range(tree.n_nodes - 1, -1, -1):
         is_leaf = tree.feature[node] < 0
         x[node] = (column[node] + 0.5) * WIDTH if is_leaf else (x[tree.left[node]] + x[tree.right[node]]) / 2
-    y = 24 + level * HEIGHT
     hue = {int(c): HUES[int(c) % len(HUES)] for c in range(tree.value.shape[1])}
 
-    def draw(node: int, parent: int | None) -> str:
+    def draw(node: int, parent: int | None, level: int) -> str:
         own = int(tree.value[node].argmax())
         on = " on" if node in path else ""
+        right, down = (x[node], TOP) if parent is None else (x[node] - x[parent], HEIGHT)
+        place = f'transform="translate({right:.1f},{down})"'
         line = ""
         if parent is not None:
-            middle = (y[parent] + y[node]) / 2
-            line = (
-                f'<path class="edge" d="M{x[parent]:.1f} {y[parent] + 14:.1f}C{x[parent]:.1f} {middle:.1f} '
-                f'{x[node]:.1f} {middle:.1f} {x[node]:.1f} {y[node] - 12:.1f}"/>'
-            )
+            curve = f"M{-right:.1f} {14 - down}C{-right:.1f} {-down / 2:.0f} 0 {-down / 2:.0f} 0 -12"
+            line = f'<path class="edge" d="{curve}"/>'
+        share = float(tree.value[node, own])
         if tree.feature[node] < 0:
-            share = float(tree.value[node, own])
-            about = escape(f"leaf {node}: {names[own]} {share:.0%}, {tree.rows[node]} images")
+            about = escape(f"{explainer.leaf_label(node)}, {tree.rows[node]} images")
             shots = explainer.gallery_.shots[int(np.searchsorted(leaves, node))]
             picture = "".join(
-                f'<image href="{_png(shot.crop)}" x="{x[node] - THUMB / 2:.1f}" '
-                f'y="{y[node] + 16 + i * (THUMB + 3):.1f}" width="{THUMB}" height="{THUMB}">'
-                f"<title>{escape(shot.id)}</title></image>"
+                f'<image href="{_png(shot.crop)}" x="{-THUMB // 2}" y="{16 + i * (THUMB + 3)}" width="{THUMB}" '
+                f'height="{THUMB}"><title>{escape(shot.id)}</title></image>'
                 for i, shot in enumerate(shots)
             )
             return (
-                f'<g class="leaf{on}">{line}<rect class="box" x="{x[node] - 34:.1f}" y="{y[node] - 12:.1f}" width="68" '
+                f'<g class="leaf{on}" {place}>{line}<rect class="box" x="-39" y="-12" width="78" '
                 f'height="26" rx="12" style="fill:{hue[own]}22"><title>{about}</title></rect>'
-                f'<text x="{x[node]:.1f}" y="{y[node] + 5:.1f}" text-anchor="middle">{escape(_short(names[own]))} '
-                f"{share:.0%}</text>{picture}</g>"
+                f'<text y="5" text-anchor="middle">{escape(_short(names[own]))} {share:.0%}</text>{picture}</g>'
             )
         feature, threshold = int(tree.feature[node]), int(tree.threshold[node])
-        rule = escape(f"{explainer.label(feature)} ≤ {threshold}")
-        below = draw(int(tree.left[node]), node) + draw(int(tree.right[node]), node)
+        rule = escape(f"{_short(explainer.label(feature), 14)} ≤ {threshold}")
+        whole = escape(f"node {node}: {explainer.label(feature)} ≤ {threshold}; {tree.rows[node]} images")
+        below = "".join(draw(int(child), node, level + 1) for child in (tree.left[node], tree.right[node]))
         return (
-            f'<g class="node{on}" id="n{node}">{line}<rect class="box" x="{x[node] - 52:.1f}" y="{y[node] - 12:.1f}" '
-            f'width="104" height="26" rx="4"><title>node {node}: {rule}; {tree.rows[node]} images</title></rect>'
-            f'<text x="{x[node]:.1f}" y="{y[node] + 5:.1f}" text-anchor="middle" pointer-events="none">{rule}</text>'
+            f'<g class="node{on}" id="n{node}" data-level="{level}" {place}>{line}<rect class="box" x="-52" y="-12" '
+            f'width="104" height="26" rx="4"><title>{whole}</title></rect>'
+            f'<text y="5" text-anchor="middle" pointer-events="none">{rule}</text>'
+            f'<text class="mostly" y="28" text-anchor="middle">{escape(_short(names[own], 9))} {share:.0%} …</text>'
             f'<g class="below">{below}</g></g>'
         )
 
     n_shots = max((len(shots) for shots in explainer.gallery_.shots), default=0)
     width = max(len(leaves) * WIDTH, 160)
-    height = int(y.max()) + 40 + n_shots * (THUMB + 3)
+    height = TOP + tree.depth * HEIGHT + 40 + n_shots * (THUMB + 3)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="decision tree"><style>{escape(STYLE, quote=False)}</style>{draw(0, None)}</svg>'
+        f'role="img" aria-label="decision tree"><style>{escape(STYLE, quote=False)}</style>{draw(0, None, 0)}</svg>'
     )
 
 
@@ -112,14 +124,15 @@ def tree_page(explainer: TreeExplainer, explanation: Explanation | None = None, 
     rows = "".join(
         f"<tr><th>{escape(name)}</th><td>{value:.4g}</td></tr>" for name, value in sorted(explainer.metrics.items())
     )
+    sizes = f"const WIDTH={WIDTH},HEIGHT={HEIGHT},TOP={TOP},FOLDED={FOLDED},MANY={MANY},SHOT={THUMB + 3};"
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>'
         f"{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
         f"{'' if explanation is None else _story(explanation, image)}"
-        "<p>A decision sends an image left where its rule holds. Click one to fold what is below. "
+        "<p>A decision sends an image left where its rule holds. Click one to fold or open what is below. "
         '<button id="fold">fold all</button> <button id="open">open all</button></p>'
         f'<div class="scroll">{tree_svg(explainer, explanation)}</div>'
-        f"<h2>Measured on held-out images</h2><table>{rows}</table><script>{SCRIPT}</script></html>"
+        f"<h2>Measured on held-out images</h2><table>{rows}</table><script>{sizes}{SCRIPT}</script></html>"
     )
 
 

@@ -137,9 +137,8 @@ class XnnExplainer(Explainer):
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
         z = activations[self.layer_]
-        E = activations.get(self.features_key())
-        if E is None:
-            E = self.features(z)
+        given = activations.get(self.features_key())  # (batch, classes, features, cells)
+        E = self.features(z) if given is None else given.transpose(0, 1)
         return self.explain_features(subject, images, logits, z, E, self._targets(subject, logits, targets), heatmaps)
 
     def features(self, z: Tensor) -> Tensor:
@@ -324,7 +323,8 @@ class XnnExplainer(Explainer):
             return self.heads_.cell_mass(self.features(z)[row], row)
 
     def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
-        options = json.dumps(self.config.model_dump(mode="json"), sort_keys=True)
+        how_long = {"max_epochs", "patience"}  # a training may go on for longer than was first thought
+        options = json.dumps(self.config.model_dump(mode="json", exclude=how_long), sort_keys=True)
         return hashlib.sha256(f"{subject.digest}|{data.digest}|{layer}|{options}".encode()).hexdigest()
 
 

@@ -32,6 +32,15 @@ def xnn_sheet(
     return draw(images, explanations, [whole.heatmap(i, 0) for i in range(len(images))], path, side)
 
 
+def _fitting(
+    text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int, pen: ImageDraw.ImageDraw
+) -> str:
+    """Return the text, shortened with an ellipsis where it is wider than its column."""
+    if pen.textlength(text, font) <= width:
+        return text
+    return next((t for n in range(len(text) - 1, 0, -1) if pen.textlength(t := text[:n] + "…", font) <= width), "…")
+
+
 def draw(
     images: Tensor, explanations: Sequence[Explanation], whole: Sequence[Tensor | None], path: str | Path, side: int
 ) -> Path:
@@ -42,14 +51,17 @@ def draw(
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     for row, e in enumerate(explanations):
         top = gap + row * (side + head + gap)
-        first = overlay(images[row], images[row].mean(0) * 0, side=side)
+        grey = images[row].mean(0, keepdim=True)  # colour belongs to the heat
+        first = overlay(grey, grey[0] * 0, side=side)
         plain = Image.fromarray(to_rgb(images[row])).resize(first.size)
-        cells: list[tuple[Image.Image, str, tuple[int, int, int]]] = [(plain, e.target.label[:16], INK)]
+        cells: list[tuple[Image.Image, str, tuple[int, int, int]]] = [
+            (plain, _fitting(e.target.label, font, side, pen), INK)
+        ]
         one = whole[row]
-        cells.append((first if one is None else overlay(images[row], one, side=side), "1-Heatmap", INK))
+        cells.append((first if one is None else overlay(grey, one, side=side), "1-Heatmap", INK))
         for c in sorted(e.concepts, key=lambda c: -(c.contribution or 0.0)):
             plus = (c.contribution or 0.0) >= 0
-            picture = first if c.heatmap is None else overlay(images[row], c.heatmap, positive=plus, side=side)
+            picture = first if c.heatmap is None else overlay(grey, c.heatmap, positive=plus, side=side)
             quiet = c.note.partition(":")[0] in ("inactive", "dead")  # its map shows potential, not evidence
             text = f"#{c.index + 1}  {c.note.partition(':')[0] if quiet else f'{c.contribution:+.2f}'}"
             cells.append((first if quiet else picture, text, INK if quiet else RED if plus else BLUE))

@@ -40,7 +40,11 @@ class LinearHead:
 
     def logits(self, S: Tensor) -> Tensor:
         """Return the logits of scores (batch, rank, positions)."""
-        return self.bias + torch.einsum("nkq,ckq->nc", self.pooled(S), self.weight)
+        return self.of_pooled(self.pooled(S))
+
+    def of_pooled(self, cells: Tensor) -> Tensor:
+        """Return the logits of scores that are averaged already, (batch, rank, cells)."""
+        return self.bias + torch.einsum("nkq,ckq->nc", cells, self.weight)
 
     def parts(self, S: Tensor, targets: Tensor) -> Tensor:
         """Return what every factor adds to the logit of each image's target class, (batch, rank)."""
@@ -69,15 +73,13 @@ def projected(X: Tensor, M: Tensor) -> Tensor:
     return S.reshape(M.shape[1], n, positions).permute(1, 0, 2).contiguous()
 
 
-def score_step(S: Tensor, X: Tensor, M: Tensor, asked: Tensor, limit: Tensor, n_sweeps: int = 3) -> Tensor:
+def score_step(S: Tensor, X: Tensor, M: Tensor, asked: Tensor, n_sweeps: int = 8) -> Tensor:
     """Return the S >= 0 that minimises  (1/2)|X - M S|^2 - <asked, S>,  by coordinate passes from ``S``.
 
     ``asked`` is what the head asks of the scores,  (kappa/gamma) h'^T (L - h(S)):  its quadratic term is taken as
-    linear here, one prox-linear step. A request with a norm above the image's ``limit`` (batch,) is cut down to it.
+    linear here, one prox-linear step.
     """
     n, _, positions = X.shape
-    share = limit / asked.flatten(1).norm(dim=1).clamp_min(1e-30)
-    asked = asked * share.clamp_max(1.0)[:, None, None]
     return _columns(sweep(_rows(S), _rows(M.T @ X + asked), M.T @ M, n_sweeps), n, positions)
 
 

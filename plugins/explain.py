@@ -26,6 +26,8 @@ def explain_image(
 ) -> dict[str, Any]:
     """Return the answer of DESIGN.md's ``explain``; with ``out`` also write heatmaps and a contact sheet as PNG.
 
+    A tree is written there as a page, too, with the image's path in colour.
+
     ``options`` (``timeout_s``, ``max_steps``) reach the explainers that take them per request.
     """
     import torch
@@ -54,7 +56,7 @@ def explain_image(
     (prediction,), (wanted,) = class_scores(logits, subject.class_names, [index])
     layer = next((e.layer_ for e in explainers if e.layer_), None) or subject.default_layer()
     if out is not None:
-        _draw(x, explanations, out)
+        _draw(x, explainers, explanations, out)
     return {
         "prediction": {"index": prediction.index, "label": prediction.label, "probability": prediction.probability},
         "target": {"index": wanted.index, "label": wanted.label, "logit": wanted.logit},
@@ -64,12 +66,16 @@ def explain_image(
     }
 
 
-def _draw(x: Any, explanations: Sequence[Any], out: Path) -> None:
+def _draw(x: Any, explainers: Sequence[Any], explanations: Sequence[Any], out: Path) -> None:
     from auditor.heatmap import overlay
     from auditor.sheet import contact_sheet
+    from auditor.tree import TreeExplainer
+    from auditor.tree_page import write_tree_page
 
     out.mkdir(parents=True, exist_ok=True)
-    for e in explanations:
+    for explainer, e in zip(explainers, explanations, strict=True):
+        if isinstance(explainer, TreeExplainer):
+            write_tree_page(explainer, out / f"{e.name}.html", e, x[0])
         for c in e.concepts:
             if c.heatmap is not None:
                 picture = overlay(x[0], c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=256)

@@ -1,4 +1,4 @@
-"""Engine: answers a batch of requests of different callers from one forward pass.
+"""Engine: answers a batch of requests of different callers from one forward pass, noisy copies of images included.
 
 Everything that reaches it has been validated, so a batch has one shape and known names. Explainers read the logits and
 layers of the shared pass; each is called once per batch, for the rows that asked for it. Should it fail on a batch, its
@@ -24,7 +24,9 @@ from auditor.service.draw import heat_layers
 from auditor.service.loaded import SEARCHING, Loaded
 from auditor.service.measures import BATCH_SIZE, EXPLAIN_DURATION, STABILITY
 from auditor.service.problems import Problem, problem_of
+from auditor.service.runner import Runner
 from auditor.service.types import Options
+from auditor.stability import MOST_NUMBERS, Sampler, Seen, make_sampler
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,8 @@ def answer_batch(jobs: Sequence[Job]) -> list[Answer | Problem]:
     BATCH_SIZE.observe(len(jobs))
     clock = _Clock(jobs)
     x = torch.stack([job.x for job in jobs])
-    logits, activations = loaded.runner.run(x)
+    groups = _stability_groups(loaded, jobs, x)
+    logits, activations = _pass(loaded.runner, x, groups)
     predicted: list[int] = logits.argmax(1).tolist()
     clock.stop("forward", "-")
     told: list[dict[str, Explanation | str]] = [{} for _ in jobs]
@@ -72,7 +75,7 @@ def answer_batch(jobs: Sequence[Job]) -> list[Answer | Problem]:
             _explain(name, explainer, jobs, rows, x, logits, activations, predicted, told, problems)
             clock.stop(name, explainer.kind, rows)
     targets = [job.target if job.target is not None else p for job, p in zip(jobs, predicted, strict=True)]
-    stabilities = _stabilities(loaded, jobs, x, targets)
+    stabilities = _stabilities(groups, x, targets)
     if stabilities:
         clock.stop("stability", "-", list(stabilities))
     scores = _scores(logits, loaded.subject.class_names)
@@ -164,31 +167,67 @@ def _per_request(explainer: Explainer, job: Job) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(found.items()))
 
 
-def _stabilities(loaded: Loaded, jobs: Sequence[Job], x: Tensor, targets: list[int]) -> dict[int, dict[str, Any]]:
-    """Return the stability of the jobs that asked for it, those with equal settings in one pass."""
-    from auditor.stability import stabilities
+@dataclass
+class _Group:
+    """Jobs that ask for the stability with equal settings."""
 
-    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    mode: str
+    rows: list[int]
+    sampler: Sampler
+    seen: Seen | None = None
+
+
+def _stability_groups(loaded: Loaded, jobs: Sequence[Job], x: Tensor) -> list[_Group]:
+    asked: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, job in enumerate(jobs):
         o = job.options
         if o.stability != "off":
-            groups[o.stability, o.samples, o.radius, o.seed].append(i)
-    found: dict[int, dict[str, Any]] = {}
-    layer = loaded.stability_layer if groups else ""
-    for (mode, samples, radius, seed), rows in groups.items():
-        measured = stabilities(
-            loaded.subject,
-            x[rows],
-            layer,
-            [targets[i] for i in rows],
-            mode=mode,
-            samples=samples,
-            radius=radius,
-            seed=seed,
+            asked[o.stability, o.samples, o.radius, o.seed].append(i)
+    return [
+        _Group(
+            mode,
+            rows,
+            make_sampler(loaded.subject, loaded.stability_layer, mode=mode, samples=samples, radius=radius, seed=seed),
         )
+        for (mode, samples, radius, seed), rows in asked.items()
+    ]
+
+
+def _pass(runner: Runner, x: Tensor, groups: Sequence[_Group]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return logits and activations of the images; the noisy copies of the stability go through with them.
+
+    Copies at which a gradient is needed do not: that is a pass of torch's own, whatever engine serves.
+    """
+    parts = [x]
+    shared = [g for g in groups if g.sampler.layer in runner.layers and g.sampler.n_gradients < g.sampler.samples]
+    parts += [group.sampler.copies(x[group.rows]).flatten(0, 1).to(x) for group in shared]
+    everything = torch.cat(parts) if shared else x
+    at_once = max(len(x), MOST_NUMBERS // max(1, x[0].numel()))
+    passes = [runner.run(part) for part in torch.split(everything, at_once)]
+    if not shared:
+        return passes[0]
+    logits = torch.cat([part for part, _ in passes])
+    n, start = len(x), len(x)
+    for group in shared:
+        layer, m = group.sampler.layer, len(group.rows)
+        a = torch.cat([found[layer] for _, found in passes])
+        copies = slice(start, start := start + m * (group.sampler.samples - group.sampler.n_gradients))
+        group.seen = Seen(
+            torch.cat([a[group.rows][:, None], a[copies].reshape(m, -1, *a.shape[1:])], 1),
+            torch.cat([logits[group.rows][:, None], logits[copies].reshape(m, -1, logits.shape[1])], 1),
+        )
+    return logits[:n], {key: value[:n] for key, value in passes[0][1].items()}
+
+
+def _stabilities(groups: Sequence[_Group], x: Tensor, targets: list[int]) -> dict[int, dict[str, Any]]:
+    """Return the stability of the jobs that asked for it."""
+    found: dict[int, dict[str, Any]] = {}
+    for group in groups:
+        rows = group.rows
+        measured = group.sampler.measure(x[rows], [targets[i] for i in rows], group.seen)
         for i, s in zip(rows, measured, strict=True):
-            STABILITY.labels(mode).observe(s.score)
-            found[i] = {"mode": mode, "layer": layer, "bound_reason": getattr(s, "reason", "") or ""}
+            STABILITY.labels(group.mode).observe(s.score)
+            found[i] = {"mode": group.mode, "layer": group.sampler.layer, "bound_reason": group.sampler.bound_reason}
             found[i] |= {k: getattr(s, k) for k in ("c1", "c2", "radius", "samples", "bound", "score")}
     return found
 

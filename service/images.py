@@ -85,10 +85,10 @@ def from_numbers(values: Any, pre: Preprocessing) -> Tensor:
     try:
         array = np.asarray(values, dtype=np.float32)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        raise Problem(422, "instances: pixels must be nested lists of numbers of one size.", code="bad_image") from None
+        raise Problem(422, "pixels must be nested lists of numbers of one size.", code="bad_image") from None
     try:
         if array.ndim not in (2, 3):
             raise ShapeError(f"pixels must be (height, width, channels), got {array.ndim} dimensions.")
-        return torch.from_numpy(from_array(array[None], pre, "instances"))[0]
+        return torch.from_numpy(from_array(array[None], pre, "pixels"))[0]
     except AuditError as error:
         raise Problem(422, " ".join(str(error).split()), code="bad_image") from None

@@ -99,11 +99,12 @@ class Loaded:
                     "score": float(shot.score),
                     "box": [float(v) for v in shot.box],
                     "image": picture(shot.crop),
-                    "heat": picture(_tinted(shot.crop, shot.heat)),
+                    "heat": picture(_tinted(shot.crop, shot.heat) if shot.heat.numel() > 1 else shot.crop),
                 }
                 for shot in shots
             ]
-            concepts.append({"index": k, "label": e.label(k), "pictures": pictures})
+            label = getattr(e, "gallery_label", e.label)(k)  # a tree keeps pictures of its leaves, not of its features
+            concepts.append({"index": k, "label": label, "pictures": pictures})
         return {"explainer": name, "kind": e.kind, "concepts": concepts}
 
 
@@ -198,11 +199,13 @@ def _samples(settings: Settings, subject: Subject) -> list[dict[str, str]]:
 
 
 def _tinted(crop: Any, heat: Any) -> Any:
-    """Return a crop with the concept laid over it in red."""
+    """Return a crop with the concept laid over it in red; as it is where the kind does not tell where it is seen."""
     import torch
 
     from auditor.heatmap import RED
 
+    if bool((heat == heat.flatten()[0]).all()):
+        return crop
     rgb = crop.float().expand(3, -1, -1) if crop.shape[0] != 3 else crop.float()
     share = heat.float()[None] / 255 * 0.75
     return ((rgb * 0.6 + 60) * (1 - share) + torch.tensor(RED).float()[:, None, None] * share).clamp(0, 255).byte()

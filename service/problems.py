@@ -77,7 +77,8 @@ def problem_of_validation(error: ValidationError) -> Problem:
     first = error.errors(include_input=False, include_url=False, include_context=False)[0]
     if first["type"] == "json_invalid":
         return Problem(400, "the body is not JSON.", code="bad_json")
-    where = ".".join(str(part)[:40] for part in first["loc"][:4]) or "body"
+    loc = first["loc"][:4] if "target" not in first["loc"] else first["loc"][: first["loc"].index("target") + 1]
+    where = ".".join(str(part)[:40] for part in loc) or "body"  # not which of its types the target was read as
     what = first["msg"][:1].lower() + first["msg"][1:160]
     if first["type"] == "extra_forbidden":
         what = "there is no such field"

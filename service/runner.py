@@ -25,6 +25,7 @@ class Runner(Protocol):
 
     engine: Literal["torch", "onnx"]
     reason: str  # why this engine, for people
+    layers: list[str]  # whose activations it gives
 
     def run(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return logits and everything that an explainer reads, for pixels ``x``."""
@@ -63,17 +64,18 @@ class OnnxRunner:
         keys = [*exported.layers, *(f"x-features {digest}" for digest in exported.features.values())]
         names = output_names(len(exported.layers), len(exported.features))[1:]
         taken = [(name, key) for name, key in zip(names, keys, strict=True) if key in read]
+        self.layers = [key for _, key in taken if key in exported.layers]
         self.outputs, self.keys = ["logits", *(name for name, _ in taken)], [key for _, key in taken]
 
     def run(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return logits, activations and x-features (classes, batch, features, cells) from one pass."""
+        """Return logits, activations and x-features (batch, classes, features, cells) from one pass."""
         logits, *rest = (
             torch.from_numpy(a).to(self.device) for a in self.session.run(self.outputs, {"pixels": x.numpy()})
         )
         found = dict(zip(self.keys, rest, strict=True))
         for key, value in found.items():
             if key.startswith("x-features "):
-                found[key] = value.transpose(0, 1).cpu()
+                found[key] = value.cpu()
         return logits[:, None] if logits.ndim == 1 else logits, found
 
 

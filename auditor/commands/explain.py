@@ -12,7 +12,7 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 @auditor.command(epilog=example("auditor explain models:/digits/1 seven.png --out explained"))
 @click.argument("model")
 @click.argument("image", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for the heatmap PNGs and a contact sheet.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for heatmaps, a contact sheet, a tree's page.")
 @click.option("--explainer", "chosen", multiple=True, help="Only this attached explainer; may be repeated.")
 @click.option("--target", help="Class to explain, by name or index; default: the prediction.")
 @click.option(
@@ -72,8 +72,15 @@ def explain(
             body += [["bias", "", f"{e['bias']:+.3f}"], ["residual", "", f"{e['residual']:+.3f}"]]
             body.append(["= target value", "", f"{e['target_value']:+.3f}"])
         table(["concept", "activation", "contribution"], body)
-        if "summary" in e.get("extra", {}):
-            say(e["extra"]["summary"])
+        extra = e.get("extra", {})
+        if "summary" in extra:
+            say(extra["summary"])
+        if "path" in extra:
+            say(f"path to leaf {extra['leaf']}, which says {extra['tree_class']} ({extra['tree_probability']:.0%}):")
+            say(*(f"  {step['rule']}  {step['contribution']:+.3f}" for step in extra["path"]))
+        for other in extra.get("alternatives", []):
+            changes = ", ".join(f"{c['label']} from {c['code']} to {c['wanted']}" for c in other["changes"])
+            say(f"{other['class']} ({other['probability']:.0%}) with {changes}")
     s = answer["stability"]
     say(
         "",
@@ -86,7 +93,12 @@ def explain(
 @auditor.command(epilog=example("auditor concepts models:/digits/1 concepts --out concepts.html"))
 @click.argument("model")
 @click.argument("name")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Page to write: .html or .png.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Page to write: .html or .png; for a tree .html or .svg.",
+)
 @PICKLE
 @JSON
 @tells

@@ -99,6 +99,8 @@ def fit(
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
     say(f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else ""))
+    if export:
+        say("the version's ONNX graph is stored; auditor serve uses it")
     if registered:
         say(f"its network is registered as {registered}")
     table(["metric", "value"], [[key, f"{value:.4g}"] for key, value in explainer.metrics.items()])

@@ -19,6 +19,9 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 @click.option("--target", help="One class; default: all that have examples.")
 @click.option("--methods", help="Comma-separated; default: srae,nn,sae,cae,lasso,1-heatmap.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of kind xnn; may be repeated.")
+@click.option("--judge", help="Images to measure on, unseen by the heads; default: every fifth of --data.")
+@click.option("--parts", help="CSV of part points of the images measured on: image,part,x,y; default: a 4 x 4 grid.")
+@click.option("--boxes", help="CSV of their bounding boxes: image,x,y,width,height; what is outside is one more part.")
 @click.option("--limit", type=click.IntRange(min=1), help="Use the first N images only.")
 @SEED
 @PICKLE
@@ -27,6 +30,9 @@ from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
 def xnn_table(
     model: str,
     data: str,
+    judge: str | None,
+    parts: str | None,
+    boxes: str | None,
     layer: str | None,
     target: str | None,
     methods: str | None,
@@ -40,7 +46,9 @@ def xnn_table(
     from dataclasses import asdict
 
     from auditor.data import open_data
+    from auditor.errors import OptionError
     from auditor.explainer import parse_config
+    from auditor.part_points import part_masks
     from auditor.plugins import load_subject
     from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
     from auditor.xnn import XnnExplainer
@@ -50,17 +58,31 @@ def xnn_table(
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
     config = parse_config(XnnExplainer, {k: v for k, v in options.items() if v is not None})
     source = open_data(data, limit=limit)
+    unseen = None if judge is None else open_data(judge, limit=limit)
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)
+    if boxes is not None and parts is None:
+        raise OptionError("xnn-table: --boxes needs --parts as well.")
+    masks = None if parts is None else part_masks(unseen or source, subject.preprocessing, parts, boxes)
     wanted = [m.strip() for m in methods.split(",")] if methods else list(METHODS)
     with Bar() as bar:
-        rows = [asdict(r) for r in compare(subject, source, config, methods=wanted, progress=bar)]  # type: ignore[arg-type]
+        found = compare(
+            subject,
+            source,
+            config,  # type: ignore[arg-type]
+            methods=wanted,
+            parts=masks,
+            judged_on=unseen,
+            progress=bar,
+        )
+    rows = [asdict(row) for row in found]
     if as_json:
         say(as_text([{k: v if v == v else None for k, v in row.items()} for row in rows]))
         return
     shown = [[f"{v:.3f}" if isinstance(v, float) and v == v else str(v) for v in row.values()] for row in rows]
     table(list(rows[0]), [["-" if v == "nan" else v for v in row] for row in shown])
-    say("locality: entropy over a 4 x 4 grid (at most 2.77), since the data has no annotated parts")
+    if parts is None:
+        say("locality: entropy over a 4 x 4 grid (at most 2.77), since the data has no annotated parts")
 
 
 @auditor.command("xnn-sheet", epilog=example("auditor xnn-sheet models:/digits/1 xnn --data sklearn:digits"))

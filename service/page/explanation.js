@@ -97,6 +97,22 @@ function table(entry, explanation, view) {
     h("tbody", {}, rows), foot), redraw };
 }
 
+/** The way of an image through a decision tree: its rules in order, the leaf it ends in, and what would lead elsewhere. */
+function pathOf(explanation, view) {
+  const { path, leaf, gallery, alternatives, tree_class, tree_probability, network_class, agrees_with_model } = explanation.extra;
+  const steps = path.map((step) => h("li", {}, h("span", { class: "rule" }, step.rule), " ", h("span", { class: `number ${side(step.contribution)}` }, signed(step.contribution))));
+  const pictures = gallery === undefined ? null
+    : h("button", { type: "button", class: "link", onclick: () => view.openGallery(explanation.name, gallery) }, "images of this leaf");
+  const end = h("li", { class: "end" }, h("strong", {}, `leaf ${leaf}: ${tree_class}, ${percent(tree_probability)}`), " ", pictures);
+  const others = alternatives.map((other) => h("li", {}, h("strong", {}, other.class), ` (${percent(other.probability)}): `,
+    other.changes.map((c) => `${c.label} from ${c.code} to ${c.wanted}`).join(", ")));
+  return h("div", { class: "path" },
+    h("p", {}, agrees_with_model ? "The tree says what the model says." : `The tree says “${tree_class}”, the model does not.`,
+      network_class === tree_class ? "" : ` The network it was trained with says “${network_class}”.`),
+    h("h4", {}, "Path through the tree"), h("ol", {}, steps, end),
+    others.length ? h("details", {}, h("summary", {}, "What would have to change"), h("ul", {}, others)) : null);
+}
+
 function predictionCard(answer) {
   const { prediction, target } = answer;
   const rows = prediction.probabilities.slice(0, 5).map((p) => {
@@ -129,7 +145,7 @@ export function explanationView(entry, view) {
     if (explanation.problem) return h("section", { class: "card" }, title, h("p", {}, explanation.problem));
     const made = table(entry, explanation, own);
     redraw.push(...made.redraw);
-    return h("section", { class: "card" }, title, made.element);
+    return h("section", { class: "card" }, title, made.element, explanation.extra?.path ? pathOf(explanation, view) : null);
   });
   const picture = h("section", { class: "card picture" },
     h("h3", {}, entry.name),

@@ -68,6 +68,7 @@ def test_bad_input_is_one_line_and_exit_2(cli, tmp_path, seven):
         ((*fit, "--set", "nosuch=1"), "unknown option 'nosuch'"),
         ((*fit, "--set", "rank"), "--set wants KEY=VALUE"),
         ((*fit, "--name", "a/b"), "explainer name 'a/b'"),
+        ((*fit, "--export", "--dry-run"), "leave --dry-run out"),
         ((*fit, "--target", "12"), "class index must be 0 to 9"),
         (("fit", "nosuch", MODEL, "--data", "sklearn:digits"), "unknown explainer kind 'nosuch'"),
         (("explain", MODEL, "/no/such.png", "--explainer", "x"), "no such file"),

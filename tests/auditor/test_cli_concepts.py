@@ -1,6 +1,8 @@
 """The commands around concepts as a user types them: coupled fits, names, pages, and drift between versions."""
 
 import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
 from torch import nn
 
 from auditor import Subject
@@ -49,3 +51,23 @@ def test_compare_a_version_with_itself_and_with_what_it_cannot_be_compared_with(
     other = log_subject(Subject(net, input_shape=(1, 8, 8)), "other-classes", experiment="tests")
     assert "different class lists (10 and 3 classes" in cli.fails("compare", MODEL, other, *flags)
     assert "no such file or folder" in cli.fails("compare", MODEL, MODEL, "--data", "nowhere")
+
+
+def test_a_tree_is_explained_by_its_rules_and_drawn_with_the_path(cli, tmp_path):
+    flags = [part for option in ("n_features=16", "epochs=2", "depth=4") for part in ("--set", option)]
+    cli.json("fit", "tree", MODEL, "--data", "sklearn:digits", "--limit", "200", "--name", "branches", *flags)
+    image = tmp_path / "seven.png"
+    Image.fromarray((load_digits().images[7] * 15.9).astype("uint8")).save(image)
+    try:
+        out = tmp_path / "explained"
+        answer = cli.json("explain", MODEL, image, "--explainer", "branches", "--samples", "1", "--out", out)
+        extra = answer["explanations"][0]["extra"]
+        page = (out / "branches.html").read_text()
+        assert page.count('class="node on"') == len(extra["path"]) >= 1
+        assert page.count('class="leaf on"') == 1
+        told = cli("explain", MODEL, image, "--explainer", "branches", "--samples", "1").output
+        assert f"path to leaf {extra['leaf']}, which says {extra['tree_class']}" in told
+        assert all(step["rule"] in told for step in extra["path"])
+        assert cli.json("concepts", MODEL, "branches", "--out", tmp_path / "tree.svg")["page"].endswith("tree.svg")
+    finally:
+        cli("detach", MODEL, "branches")

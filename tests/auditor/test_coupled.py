@@ -9,6 +9,7 @@ from auditor.errors import NumericsError, OptionError
 from auditor.explainer import Explainer
 from auditor.latent import class_scores_of, distinctness, mask_of, neighbours, purity, top_examples
 from auditor.subject import Subject
+from auditor.tail import prepare_tail
 from auditor.tcav import Tcav
 
 
@@ -61,6 +62,18 @@ def test_contributions_add_up_to_the_logit(subject, data, fitted):
     torch.testing.assert_close(found[3].target_value, float(subject.logits(images)[3].max()))
     for one, many in zip(fitted.explain(subject, images[2:3]), found[2:3], strict=True):
         assert one.concepts[1].contribution == pytest.approx(many.concepts[1].contribution, rel=1e-3, abs=1e-4)
+
+
+def test_an_affine_part_above_the_layer_says_the_same(subject, data, fitted):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        same = Subject(small_net(), input_shape=(2, 13, 9), class_names=["a", "b", "c"])
+    assert prepare_tail(same, fitted.layer_).is_affine
+    images = images_of(subject, data)
+    for a, b in zip(fitted.explain(same, images), fitted.explain(subject, images), strict=True):
+        got, want = (torch.tensor([c.contribution for c in e.concepts]) for e in (a, b))
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)  # float32, other orders
+        assert float(want.abs().max()) > 1e-2
 
 
 def test_blocks_errors_and_read_outs(fitted):

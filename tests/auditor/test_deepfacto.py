@@ -14,11 +14,13 @@ from auditor.attribute_probe import (
     read_attributes,
 )
 from auditor.cut import Cut
-from auditor.deepfacto_training import FactorAdmm, Settings, Task, activations_of, reseeded, train
+from auditor.deepfacto import chosen_side
+from auditor.deepfacto_training import FactorAdmm, Settings, Task, activations_of, per_image, reseeded, train
 from auditor.errors import DataError, LayerError, OptionError
 from auditor.explainer import Explainer
 from auditor.kernels.deepfacto import LinearHead, basis_step, decoupled, projected, score_step
 from auditor.kernels.nmf import factorize
+from auditor.layers import layout_of
 
 
 @pytest.fixture(scope="session")
@@ -66,12 +68,32 @@ def test_a_score_step_reaches_the_minimiser_with_its_linear_term():
     g = torch.Generator().manual_seed(1)
     M, X = torch.rand(13, 3, generator=g), torch.rand(2, 13, 5, generator=g)
     asked = 0.3 * torch.randn(2, 3, 5, generator=g)
-    S = score_step(projected(X, M), X, M, asked, torch.tensor([1e9, 1e9]), n_sweeps=400)
+    S = score_step(projected(X, M), X, M, asked, n_sweeps=400)
     slope = M.T @ (M @ S - X) - asked
     assert float(S.min()) >= 0
     assert float(torch.minimum(S, slope).abs().max()) < 1e-4  # the optimality of a non-negative least squares
-    near = score_step(projected(X, M), X, M, asked, torch.tensor([1e-6, 1e-6]), n_sweeps=400)
+    near = score_step(projected(X, M), X, M, 1e-6 * asked, n_sweeps=400)
     torch.testing.assert_close(near, projected(X, M), rtol=0, atol=1e-4)
+
+
+def test_a_small_request_is_the_derivative_through_the_projection():
+    """Known answer by differences: J at the head on argmin_{S >= 0} |f - M S|, in some direction of f."""
+    g = torch.Generator().manual_seed(7)
+    M, f = torch.rand(13, 3, generator=g).double(), torch.rand(4, 13, 6, generator=g).double()
+    pool = torch.rand(6, 2, generator=g).double()
+    head = LinearHead(torch.randn(5, 3, 2, generator=g).double(), torch.zeros(5).double(), pool)
+    y, d = torch.tensor([0, 3, 1, 4]), torch.randn(4, 13, 6, generator=g).double()
+
+    def J(f):
+        return float(torch.nn.functional.cross_entropy(head.logits(projected(f, M)), y, reduction="sum"))
+
+    S = projected(f, M)
+    assert 0.1 < float((S == 0).double().mean()) < 0.9  # some scores are at their bound, where the slope is none
+    e = torch.nn.functional.one_hot(y, 5) - head.logits(S).softmax(1)
+    asked = 1e-5 * head.pulled_back(e)
+    moved = M @ (score_step(S, f, M, asked, n_sweeps=2000) - S) / 1e-5
+    slope = (J(f + 1e-5 * d) - J(f - 1e-5 * d)) / 2e-5
+    assert float((moved * d).sum()) == pytest.approx(-slope, rel=1e-2)
 
 
 def test_a_basis_step_lowers_the_error_and_keeps_columns_short():
@@ -101,8 +123,9 @@ def test_the_head_is_linear_and_its_parts_are_exact():
 
 def test_fine_tuning_keeps_the_accuracy_and_lowers_the_error(factors):
     m = factors.metrics
-    assert m["accuracy"] > 0.8  # rank 8 and four passes only
-    assert m["accuracy"] > m["accuracy_warm"]
+    assert m["accuracy"] > 0.93  # rank 8 and four passes only
+    assert m["accuracy"] > m["accuracy_warm"] - 0.015  # the pass was chosen on other images than these 359
+    assert m["accuracy"] > m["accuracy_before"] - 0.03
     assert m["relative_error"] < m["relative_error_warm"] < 0.5
     assert m["probe_deepfacto"] > m["probe_majority"] + 0.5
     assert m["export_error"] < 1e-3
@@ -214,6 +237,46 @@ def test_training_moves_the_weights_and_not_the_model(small_run, tiny):
     assert float(done.state.M.min()) >= 0
 
 
+def test_a_training_that_only_harms_ends_with_the_start(small_run):
+    cut, M, head, task = small_run
+    before = {k: w.clone() for k, w in cut.weights.items()}
+    done = train(cut, M, head, task, Settings(epochs=3, batch=16, lr=30.0), 1.0, lambda _: None)
+    kept = done.valid[done.state.epoch]
+    start = done.valid[0][0]
+    enough = start - (start * (1 - start) / 5) ** 0.5  # five of the forty images validate
+    assert kept[0] >= enough
+    assert kept[1] == min(v for right, v in done.valid if right >= enough)
+    if done.state.epoch == 0:
+        assert all(torch.equal(w, before[k]) for k, w in cut.weights.items())
+
+
+def test_an_image_told_wrong_asks_for_more_than_one_told_right(small_run):
+    cut, M, head, task = small_run
+    run = FactorAdmm(cut, M, head, task, Settings(trust=0.2), 1.0)
+    rows = torch.arange(len(task.images))
+    S = projected(run.Z0, M)
+    h = torch.zeros(len(rows), 3)
+    h[0, task.labels[0]] = 20.0  # sure and right; all others know nothing
+    asked = run._asked(S, h, rows)
+    assert per_image(asked) == pytest.approx(0.2 * per_image(M.T @ run.Z0), rel=1e-5)
+    sizes = asked.flatten(1).norm(dim=1)
+    assert float(sizes[0]) < 1e-3 * float(sizes[1:].min())
+
+
+def test_the_head_reads_places_only_where_places_tell():
+    g = torch.Generator().manual_seed(6)
+    layout, n = layout_of((2, 4, 4), (8, 8)), 200
+    y = torch.arange(n) % 2
+    noise = 0.1 * torch.rand(n, 2, 16, generator=g)
+    task = Task(torch.zeros(n, 1), y, torch.zeros(n, 2))
+    amount, place = noise.clone(), noise.clone()
+    amount[y == 1, 0] += 1
+    place[y == 0, 0, :8] += 1
+    place[y == 1, 0, 8:] += 1
+    assert chosen_side(amount, task, layout) == 1
+    assert chosen_side(place, task, layout) == 2
+
+
 def test_numbers_that_break_end_the_training_with_the_last_good_state(small_run, monkeypatch):
     cut, M, head, task = small_run
     whole, calls = FactorAdmm._visit, []
@@ -228,8 +291,9 @@ def test_numbers_that_break_end_the_training_with_the_last_good_state(small_run,
     done = train(cut, M, head, task, Settings(epochs=5, batch=16), 1.0, states.append)
     assert done.status.startswith("stopped after epoch 1")
     assert len(states) == 1
+    assert done.state.epoch <= 1
     for k, w in cut.weights.items():
-        assert torch.equal(w, states[0].weights[k])
+        assert torch.equal(w, done.state.weights[k])  # of the start or of the one whole pass, whichever was better
         assert bool(torch.isfinite(w).all())
 
 

@@ -8,11 +8,13 @@ from torch import nn
 
 import auditor
 from auditor import Subject, open_data
+from auditor.concept_page import write_page
 from auditor.demo import DigitsNet, train_digits
 from auditor.errors import DataError, NumericsError, OptionError, TamperError
 from auditor.explainer import Explainer
 from auditor.kernels.tree import TreeLimits, fit_tree
-from auditor.tree_page import tree_svg, write_tree_page
+from auditor.naming import name_concept
+from auditor.tree_page import HEIGHT, MANY, TOP, WIDTH, tree_svg, write_tree_page
 from auditor.tree_paths import Boxes, decisions, tree_from_json, tree_to_json
 
 OPTIONS = {"n_features": 48, "epochs": 8, "refit_every": 4, "seed": 0}
@@ -155,6 +157,50 @@ def test_the_drawing_shows_every_node_and_marks_the_path(fitted, tmp_path):
     assert write_tree_page(explainer, tmp_path / "t.svg").read_text().startswith("<svg")
 
 
+def test_groups_lie_where_the_leaves_are_counted_from_left_to_right(fitted):
+    _, explainer, _, _ = fitted
+    ours = "{http://www.w3.org/2000/svg}"
+    found = []
+
+    def walk(group, x, y):
+        right, down = map(float, group.get("transform")[10:-1].split(","))
+        x, y = x + right, y + down
+        if group.get("class").startswith("leaf"):
+            found.append((x, y))
+        for below in group.findall(f"{ours}g"):
+            for child in below.findall(f"{ours}g"):
+                walk(child, x, y)
+
+    walk(ET.fromstring(tree_svg(explainer)).find(f"{ours}g"), 0.0, 0.0)
+    wanted = [(i + 0.5) * WIDTH for i in range(explainer.tree_.n_leaves)]
+    np.testing.assert_allclose([x for x, _ in found], wanted, atol=0.06 * explainer.tree_.depth)  # rounded per level
+    assert max(y for _, y in found) == TOP + explainer.tree_.depth * HEIGHT
+
+
+def test_a_leafs_pictures_are_called_by_the_leaf(fitted):
+    _, explainer, _, found = fitted
+    for explanation in found:
+        e = explanation.extra
+        label = explainer.gallery_label(e["gallery"])
+        assert label == f"leaf {e['leaf']}: {e['tree_class']} {e['tree_probability']:.0%}"
+        assert [p["id"] for p in e["prototypes"]] == [s.id for s in explainer.gallery_.shots[e["gallery"]]]
+
+
+def test_the_page_of_concepts_is_the_tree_and_its_features_can_be_named(fitted, tmp_path):
+    subject, explainer, _, _ = fitted
+    used = int(explainer.tree_.features_used[0])
+    try:
+        name_concept(explainer, used, "upper loop")
+        assert "upper loop ≤ " in write_page(explainer, subject, tmp_path / "tree.html").read_text()
+    finally:
+        explainer.labels = {}
+    assert write_page(explainer, subject, tmp_path / "tree.svg").read_text().startswith("<svg")
+    with pytest.raises(OptionError, match=r"ends in \.html or \.svg"):
+        write_page(explainer, subject, tmp_path / "tree.png")
+    with pytest.raises(OptionError, match="has concepts 0 to 47, got 48"):
+        name_concept(explainer, 48, "beyond")
+
+
 def test_names_are_escaped_in_the_page(fitted):
     _, explainer, _, _ = fitted
     used = int(explainer.tree_.features_used[0])
@@ -244,7 +290,8 @@ def test_unlabelled_data_learn_the_models_predictions(fitted, tmp_path):
     subject, *_ = fitted
     batch = next(open_data("sklearn:digits").batches(subject, 300))
     images = batch.images.permute(0, 2, 3, 1).numpy()
-    found = auditor.fit("tree", subject, npz(tmp_path, images, np.full(300, -1)), **OPTIONS)
+    longer = {**OPTIONS, "epochs": 40, "stop_after_drops": 0}  # 240 images are few: after 8 epochs chance decides
+    found = auditor.fit("tree", subject, npz(tmp_path, images, np.full(300, -1)), **longer)
     assert not any(name.startswith("accuracy") for name in found.metrics)
     assert found.metrics["agreement_model"] > 0.6
 
@@ -270,3 +317,29 @@ def test_a_layer_without_positions_gets_heatmaps_by_gradients(fitted):
     heat = [c.heatmap for e in found.explain(subject, images[:3]) for c in e.concepts]
     assert all(tuple(h.shape) == (8, 8) for h in heat)
     assert any(float(h.max()) > 0 for h in heat)
+
+
+@pytest.mark.slow
+def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
+    from tests.service.browser import chromium
+
+    _, explainer, images, found = fitted
+    path = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0])
+    n_leaves, n_steps = explainer.tree_.n_leaves, len(found[0].extra["path"])
+    shown = "return [...document.querySelectorAll('svg .leaf')].filter(g => g.getBoundingClientRect().width).length"
+    width = "return Number(document.querySelector('.scroll svg').getAttribute('width'))"
+    with chromium() as browser:
+        browser.look(1200, 900)
+        browser.open(path.as_uri())
+        assert n_leaves > MANY  # so the page opens with only the path unfolded
+        assert 1 <= browser.script(shown) <= n_steps + 1
+        narrow = browser.script(width)
+        browser.click("#open")
+        assert browser.script(shown) == n_leaves
+        assert browser.script(width) == n_leaves * WIDTH > narrow
+        first = "document.querySelector('svg .node').querySelector(':scope > .box')"
+        browser.script(f"{first}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        assert browser.script(shown) == 0
+        browser.click("#fold")
+        assert browser.script(width) == narrow
+        assert browser.messages() == []

@@ -222,7 +222,8 @@ def test_nan_losses_stop_with_the_last_good_state_kept(monkeypatch):
     assert "loss of nan" in trained.diverged
     assert torch.isfinite(heads.v).all()
     calls["n"] = 3
-    with pytest.raises(NumericsError, match="lr"):
+    assert "The best state before that is kept" in trained.diverged
+    with pytest.raises(NumericsError, match=r"Lower lr .* nothing is kept"):
         fit_heads(XHeads(1, 4, (), 2), examples_of(Z * math.nan, y), [0], SraeConfig(), max_epochs=10, patience=5)
 
 
@@ -270,6 +271,29 @@ def test_table_of_the_paper_compares_all_methods_on_one_harvest(subject, digits)
     assert all(0 <= r.locality <= math.log(16) + 1e-6 for r in rows)
     with pytest.raises(OptionError, match="unknown method 'shap'"):
         xnn_table(subject, digits, XnnConfig(), methods=["shap"])
+
+
+def test_table_judged_on_the_held_out_images_as_a_set_of_their_own_is_the_same_table(subject, digits, tmp_path):
+    import numpy as np
+
+    from auditor.xnn import head_layer, read_examples
+
+    cfg = XnnConfig(targets=[3], max_epochs=3)
+    layer = head_layer(subject)
+    held = read_examples(subject, digits, layer, subject.layout(layer), cfg).held
+    pairs = [(b.images, b.labels) for b in digits.batches(subject)]
+    images, labels = torch.cat([x for x, _ in pairs])[held], torch.cat([y for _, y in pairs])[held]
+    np.savez(tmp_path / "held.npz", images=images.permute(0, 2, 3, 1).numpy(), labels=labels.numpy())
+    unseen = open_data(str(tmp_path / "held.npz"))
+    (want,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2)
+    (got,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=unseen)
+    assert want.f_reg > 0
+    for name in ("f_reg", "f_cls", "o1", "o2", "locality"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4, abs=1e-6)
+    (other,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=digits)
+    assert other.f_reg != pytest.approx(want.f_reg, rel=1e-3)
+    with pytest.raises(DataError, match="none of the asked classes"):
+        xnn_table(subject, digits, cfg, methods=["nn"], judged_on=npz(tmp_path, subject, lambda y: y != 3))
 
 
 def test_contact_sheet_sorts_by_contribution_and_colours_by_sign(fitted, subject, images, tmp_path):

@@ -39,7 +39,8 @@ from auditor.training import accuracy
 SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
 DEEP = {"beta": 10.0, "beta_ratio": 3.0, "dual_step": 1.0, "z_steps": 3, "average": 0.999}
 DEEP_RATE = {10: 1e-3, 20: 5e-4}
-TUNED = {3: 0.2, 10: 0.2, 20: 0.1}  # SGD's learning rate by number of layers, from ``rates``
+TUNED = {3: 0.8, 10: 0.1, 20: 0.01}  # SGD's learning rate by number of layers, from ``rates``
+RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2)
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
     "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
@@ -122,10 +123,12 @@ def by_backprop(widths, seed, data, epochs, label, gain=None, **options):
     return drive(backprop(blocks, x, y, BackpropConfig(**options, seed=seed)), blocks, epochs, held, label)
 
 
-def closed(make, widths, seed, data, n_cycles, label):
+def closed(make, widths, seed, data, args, label):
+    """A full-batch method on the first ``--samples`` images, since each iteration takes all of them; 0: all."""
     x, y, *held = data
+    n = args.samples or len(x)
     blocks = mlp(widths, seed)
-    return drive(make(blocks, x, y), blocks, n_cycles, held, label, every=20)
+    return drive(make(blocks, x[:n], y[:n]), blocks, args.iterations, held, f"{label} on {n}", every=20)
 
 
 def table(rows):
@@ -149,7 +152,7 @@ def many(run, args, name):
     known = [json.loads(line) for line in told.read_text().splitlines()] if told and told.exists() else []
     values, seconds = [], []
     for seed in range(args.seeds):
-        key = [args.experiment, name, seed, args.epochs, args.iterations, args.samples, args.validate]
+        key = [args.experiment, name, seed, args.epochs, args.iterations, args.samples, args.validate, args.set]
         found = next((row["found"] for row in known if row["key"] == key), None)
         if found is None:
             found = list(run(seed))
@@ -165,19 +168,18 @@ def many(run, args, name):
 
 def shallow(args):
     data, widths, e = images(args.data_root, "MNIST", args.validate), [784, 128, 128, 10], args.epochs or 15
-    full = args.iterations
     methods = [
         ("Block-ADMM, 5 inner steps, duals", "97.53", 97.6,
          lambda s: by_blocks(widths, s, data, e, "block", **SHALLOW)),
         ("SGD, lr .005", "95.29", None, lambda s: by_backprop(widths, s, data, e, "sgd", lr=0.005, gain=1.0)),
         (f"SGD, lr {TUNED[3]}, chosen on validation", "-", None,
-         lambda s: by_backprop(widths, s, data, e, "sgd", lr=TUNED[3], gain=1.0)),
+         lambda s: by_backprop(widths, s, data, e, "sgd", lr=TUNED[3])),
         (
             "full ADMM",
             "95.02",
             None,
             lambda s: closed(
-                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(seed=s)), widths, s, data, full, "full"
+                lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(seed=s)), widths, s, data, args, "full"
             ),
         ),
         (
@@ -186,14 +188,14 @@ def shallow(args):
             None,
             lambda s: closed(
                 lambda b, x, y: full_admm(b, x, y, FullAdmmConfig(variant="taylor", seed=s)),
-                widths, s, data, full, "taylor",
+                widths, s, data, args, "taylor",
             ),
         ),
         (
             "BCD (Zeng)",
             "83.28",
             None,
-            lambda s: closed(lambda b, x, y: bcd(b, x, y, BcdConfig(seed=s)), widths, s, data, full, "bcd"),
+            lambda s: closed(lambda b, x, y: bcd(b, x, y, BcdConfig(seed=s)), widths, s, data, args, "bcd"),
         ),
         (
             "block splitting without duals (Gotmare)",
@@ -249,17 +251,18 @@ def rates(args):
     x, y, *held = images(args.data_root, "MNIST", True)
     data, e = (x[:10000], y[:10000], *held), args.epochs or 8
     for n_layers in [int(d) for d in (args.depths or "3,10,20").split(",")]:
-        for gain, lr in itertools.product((0.25, 1.0) if n_layers == 3 else (1.0,), (0.005, 0.05, 0.1, 0.2, 0.4)):
+        for gain, lr in itertools.product((0.25, 1.0) if n_layers == 3 else (1.0,), RATES):
             found, _ = by_backprop([784, *[128] * (n_layers - 1), 10], 0, data, e, "sgd", lr=lr, gain=gain)
             print(f"{n_layers} layers, {gain} of He's weights, SGD lr {lr}: {100 * found:.2f}%", flush=True)
 
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    e = args.epochs or 8
+    e = args.epochs or 12
     race(args, [
         ("Block-ADMM, cross-entropy", "90.39", 90.4,
-         lambda s: by_blocks(widths, s, data, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}", **FASHION)),
+         lambda s: by_blocks(widths, s, data, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}",
+                             **{**FASHION, **json.loads(args.set)})),
         ("dlADMM", "84.67", 84.7, lambda s: by_dladmm(widths, s, data, args)[:2]),
     ])  # fmt: skip
 
@@ -319,17 +322,19 @@ def timing(args):
 
 def ingredients(args):
     data, e = images(args.data_root, "MNIST", True), args.epochs or 8
-    base, stiff = {"lr": 2e-3}, {"beta": 10.0, "beta_ratio": 10.0}
+    base = {"lr": 1e-3, "average": 0.999, "beta": 10.0, "beta_ratio": 3.0, "dual_step": 1.0, "z_steps": 5}
     variants = [
         ("back-propagation, Adam", None),
-        ("forward start, 1 step, no duals", {**base, "z_steps": 1, "dual_step": 0}),
-        ("forward start, 5 steps, no duals", {**base, "z_steps": 5, "dual_step": 0}),
-        ("forward start, 5 steps, duals", {**base, "z_steps": 5, "dual_step": 1.0}),
-        ("kept Z, 5 steps, no duals", {**base, "z_steps": 5, "dual_step": 0, "start": "kept"}),
-        ("kept Z, 5 steps, duals", {**base, "z_steps": 5, "dual_step": 1.0, "start": "kept"}),
-        ("forward, 5 steps, duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 1.0}),
-        ("forward, 5 steps, no duals, beta 10, ratio 10", {**base, **stiff, "dual_step": 0}),
-    ]  # fmt: skip
+        ("all: 5 inner steps, duals, beta 10, ratio 3", base),
+        ("without duals", {**base, "dual_step": 0}),
+        ("1 inner step", {**base, "z_steps": 1}),
+        ("1 inner step, without duals", {**base, "z_steps": 1, "dual_step": 0}),
+        ("one penalty for all (ratio 1)", {**base, "beta_ratio": 1.0}),
+        ("beta 1, growing (eq. 4.7)", {**base, "beta": 1.0, "penalty_factor": 0.5, "penalty_bound": 0.02}),
+        ("kept Z", {**base, "start": "kept"}),
+        ("kept Z, without duals", {**base, "start": "kept", "dual_step": 0}),
+        ("without averaged weights", {**base, "average": 0.0}),
+    ]
     depths = [int(d) for d in (args.depths or "3").split(",")]
     for depth in depths:
         widths, rows = [784, *[128] * (depth - 1), 10], []
@@ -337,7 +342,7 @@ def ingredients(args):
             if options is None:
 
                 def run(s, w=widths):
-                    return by_backprop(w, s, data, e, "adam", optimizer="adam", lr=2e-3, decay_epochs=e)
+                    return by_backprop(w, s, data, e, "adam", optimizer="adam", lr=1e-3, decay_epochs=e)
             else:
 
                 def run(s, o=options, w=widths):
@@ -358,7 +363,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="default: what the table was made with")
     parser.add_argument("--iterations", type=int, default=100, help="of the full-batch methods")
-    parser.add_argument("--samples", type=int, default=0, help="dlADMM: first so many images; 0: all")
+    parser.add_argument("--samples", type=int, default=0, help="full-batch methods: first so many images; 0: all")
     parser.add_argument("--nu", type=float, default=1e-2)
     parser.add_argument("--rho", type=float, default=1e-2)
     parser.add_argument("--theta", type=float, default=1e-6)
@@ -366,6 +371,7 @@ def main():
     parser.add_argument("--methods", help="regular expression: only rows whose name it finds")
     parser.add_argument("--depths", help="ingredients, rates: numbers of layers, commas between")
     parser.add_argument("--keep", help="folder for results, and for fashion's runs: go on where a cut command stopped")
+    parser.add_argument("--set", default="{}", help="fashion: JSON of Block-ADMM settings that replace the table's")
     parser.add_argument("--validate", action="store_true")
     args = parser.parse_args()
     if not args.data_root or not (Path(args.data_root) / "MNIST" / "raw").exists():

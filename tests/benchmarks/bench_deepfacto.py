@@ -1,17 +1,20 @@
 """DeepFacto on a CNN for MNIST, Fashion-MNIST or CUB: accuracy before and after, and the attribute probe beside others.
 
-python tests/benchmarks/bench_deepfacto.py --data-root DATA [--set MNIST] [--ranks 8 16 32] [--seeds 3] [--images 3000]
+python tests/benchmarks/bench_deepfacto.py --data-root DATA [--set MNIST] [--ranks 8 16 32] [--seeds 3] [--keep FILE]
 
 A network is trained on part of the training split, then factorized on ``--images`` images of it (every fifth of them
-is the validation part on which settings were chosen). All figures are of the test split, which nothing has seen: the
-share of right answers of the network as it was and with the factorization inside, the error of the reconstruction, and
-a linear SVM on pooled scores (mean and maximum over positions, for each method alike) trained on the same images as the
-factorization. On MNIST and Fashion-MNIST the classes stand in for attributes; CUB has 312 per class (above 50 of 100).
-PCA and NMF factorize the layer of the network as it was.
+is held out by the fit; settings were chosen on training images that nothing else saw). All figures are of the test
+split: the share of right answers of the network as it was and with the factorization inside, the error of the
+reconstruction, and a linear SVM on pooled scores (mean and maximum over positions, C by cross-validation, for each
+method alike) trained on the same images as the factorization. PCA and NMF factorize the layer of the network as it
+was. On MNIST and Fashion-MNIST the classes stand in for attributes; CUB has 312 per class (above 50 of 100), its
+network is SqueezeNet with ImageNet weights, of which the part below ``features.9`` is run once and stays as it is.
 """
 
 import argparse
+import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,35 +25,32 @@ from torch import nn
 from auditor import Subject, fit, open_data
 from auditor.attribute_probe import Attributes, pooled_features, principal_scores, probe_accuracy, read_attributes
 from auditor.cut import Cut
+from auditor.data import Data
 from auditor.deepfacto_training import activations_of
 from auditor.kernels.deepfacto import projected
+from auditor.kernels.nmf import factorize
+
+SHOWN = ("before", "after", "drop", "error", "sparsity", "f_cls", "probe", "nmf", "pca", "cells", "kept", "cpu")
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 49, 128),
-        nn.ReLU(),
-        nn.Linear(128, 10),
-    )
+def network(kind="deep"):
+    first = [nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    if kind == "shallow":
+        return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64 * 49, 128), nn.ReLU(), nn.Linear(128, 10)), "5"
+    third = [nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*first, *second, *third, nn.Flatten(), nn.Linear(128 * 9, 10)), "8"
 
 
 def idx_images(root, name, split, n):
     data = open_data(f"torchvision:{name}?root={root}&split={split}", limit=n)
-    probe = Subject(network(), input_shape=(1, 28, 28))
-    batches = list(data.batches(probe, 1000))
+    batches = list(data.batches(Subject(network()[0], input_shape=(1, 28, 28)), 1000))
     return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
 
 
-def trained_network(x, y, epochs, seed=0):
+def trained_network(kind, x, y, epochs, seed=0):
     torch.manual_seed(seed)
-    net = network()
+    net, layer = network(kind)
     optimiser = torch.optim.Adam(net.parameters(), 2e-3)
     steps = epochs * (len(x) // 100)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 4e-3, total_steps=steps)
@@ -60,130 +60,206 @@ def trained_network(x, y, epochs, seed=0):
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
             optimiser.step()
             schedule.step()
-    return Subject(net.eval(), input_shape=(1, 28, 28), class_names=[str(i) for i in range(10)])
+    return Subject(net.eval(), input_shape=(1, 28, 28), class_names=[str(i) for i in range(10)]), layer
 
 
-def as_npz(folder, x, y):
-    path = Path(folder) / "images.npz"
-    np.savez(path, images=x.permute(0, 2, 3, 1).numpy(), labels=y.numpy())
-    return open_data(path)
+def known_network(args, x, y):
+    """Train the network, or take it from beside the file of results."""
+    if not args.keep:
+        return trained_network(args.network, x, y, epochs=3)
+    path = Path(f"{args.keep}.{args.set}.{args.network}.{len(x)}.pt")
+    if not path.exists():
+        torch.save(trained_network(args.network, x, y, epochs=3)[0].module.state_dict(), path)
+    net, layer = network(args.network)
+    net.load_state_dict(torch.load(path, weights_only=True))
+    return Subject(net.eval(), input_shape=(1, 28, 28), class_names=[str(i) for i in range(10)]), layer
 
 
-def table(subject, data, layer, seen, unseen, options, args):
-    """Print one line per rank: means over the seeds."""
-    x, test = seen[0], unseen[0]
-    held = torch.cat([torch.zeros(len(x), dtype=torch.bool), torch.ones(len(test), dtype=torch.bool)])
-    attributes = Attributes(("label",), torch.cat([seen[1], unseen[1]]).numpy()[:, None])
-    if len(seen) > 2:
-        both = np.concatenate([seen[2].values, unseen[2].values])
-        attributes = Attributes(seen[2].names, both)
-    plain = Cut(subject, layer)
-    Z = torch.cat([activations_of(plain, x), activations_of(plain, test)])
+class Kept:
+    """Results that are there already, in a file of JSON lines: a run that was cut goes on where it stopped."""
+
+    def __init__(self, path):
+        self.path = Path(path) if path else None
+        self.rows = {}
+        if self.path and self.path.exists():
+            for line in self.path.read_text().splitlines():
+                row = json.loads(line)
+                self.rows[row["key"]] = row
+
+    def add(self, key, row):
+        self.rows[key] = {"key": key, **row}
+        if self.path:
+            with self.path.open("a") as file:
+                file.write(json.dumps(self.rows[key]) + "\n")
+
+
+def one_run(subject, data, layer, Z, held, images, labels, attributes, rank, seed, options):
+    """Return the figures of one fit, measured on the test images (``held``)."""
+    began = time.process_time()
+    e = fit("deepfacto", subject, data, layer=layer, rank=rank, seed=seed, refits=0, **options)
+    f = activations_of(Cut(subject, layer, e.weights_), images)
+    S = e.scores(f)
     with torch.no_grad():
-        before = torch.cat([subject.logits(part).argmax(1) for part in test.split(500)])
-    accuracy = float((before == unseen[1]).float().mean())
-    print(f"layer {layer}, {Z.shape[1]} channels x {Z.shape[2]} positions; network on test {accuracy:.4f}", flush=True)
-    names = ("accuracy", "drop", "error", "sparsity", "f_cls", "probe", "nmf", "pca", "valid", "valid nmf", "valid pca")
-    print(f"{'rank':>5}" + "".join(f"{n:>11}" for n in names) + "   CPU s")
+        before = torch.cat([subject.logits(part).argmax(1) for part in images[held].split(500)])
+    answers, truth = e.head_.logits(S[held]).argmax(1), labels[held]
+    columns = Z[~held].permute(1, 0, 2).flatten(1)
+    some = torch.randperm(columns.shape[1], generator=torch.Generator().manual_seed(seed))[:40_000]
+    W = factorize(columns[:, some], rank, seed=seed, init="random").W
+    scores = {"probe": S, "nmf": projected(Z, W), "pca": principal_scores(Z, held, rank)}
+    found = {k: probe_accuracy(pooled_features(v), held, attributes, seed) for k, v in scores.items()}
+    right = float((answers == truth).float().mean())
+    was = float((before == truth).float().mean())
+    scaled = f[held] / e.scale_
+    return found | {
+        "before": was,
+        "after": right,
+        "drop": was - right,
+        "error": float((scaled - e.M_ @ S[held]).norm() / scaled.norm()),
+        "sparsity": e.metrics["sparsity"],
+        "f_cls": float((answers == before).float().mean()),
+        "cells": e.metrics["cells"],
+        "kept": e.metrics["epoch_kept"],
+        "cpu": time.process_time() - began,
+        "held-out": {k: v for k, v in e.metrics.items() if k.startswith(("accuracy", "probe", "relative"))},
+    }
+
+
+def table(name, subject, data, layer, seen, unseen, attributes, options, args):
+    """Print a line per seed as it comes, and the means per rank."""
+    images, labels = torch.cat([seen[0], unseen[0]]), torch.cat([seen[1], unseen[1]])
+    held = torch.arange(len(images)) >= len(seen[0])
+    Z = activations_of(Cut(subject, layer), images)
+    kept = Kept(args.keep)
+    print(f"{name}: layer {layer}, {Z.shape[1]} channels x {Z.shape[2]} positions; {len(seen[0])} images, {options}")
+    print(f"{'rank':>5}{'seed':>5}" + "".join(f"{n:>9}" for n in SHOWN), flush=True)
     for rank in args.ranks:
-        rows, began = [], time.process_time()
-        pca = probe_accuracy(pooled_features(principal_scores(Z, held, rank)), held, attributes)
+        rows = []
         for seed in range(args.seeds):
-            e = fit("deepfacto", subject, data, layer=layer, rank=rank, seed=seed, refits=0, **options)
-            nmf = fit("nmf", subject, data, layer=layer, rank=rank, seed=seed, init="random", refits=1, max_eval=50)
-            cut = Cut(subject, layer, e.weights_)
-            f = torch.cat([activations_of(cut, x), activations_of(cut, test)])
-            S = e.scores(f)
-            right = (e.head_.logits(S[held]).argmax(1) == unseen[1]).float().mean()
-            agree = (e.head_.logits(S[held]).argmax(1) == before).float().mean()
-            error = (f[held] / e.scale_ - e.M_ @ S[held]).norm() / (f[held] / e.scale_).norm()
-            m = e.metrics
-            rows.append(
-                [
-                    float(right),
-                    accuracy - float(right),
-                    float(error),
-                    m["sparsity"],
-                    float(agree),
-                    probe_accuracy(pooled_features(S), held, attributes),
-                    probe_accuracy(pooled_features(projected(Z, nmf.W_)), held, attributes),
-                    pca,
-                    m["probe_deepfacto"],
-                    m["probe_nmf"],
-                    m["probe_pca"],
-                ]
-            )
-            if args.verbose:
-                print(f"  seed {seed}" + "".join(f"{v:11.4f}" for v in rows[-1]), flush=True)
+            what = [name, args.network, len(images), args.test_from, rank, seed, options]
+            key = json.dumps(what, sort_keys=True)
+            if key not in kept.rows:
+                found = one_run(subject, data, layer, Z, held, images, labels, attributes, rank, seed, options)
+                kept.add(key, found)
+            rows.append([kept.rows[key][n] for n in SHOWN])
+            print(f"{rank:5}{seed:5}" + "".join(f"{v:9.4f}" for v in rows[-1]), flush=True)
         mean = torch.tensor(rows).mean(0).tolist()
-        spent = time.process_time() - began
-        print(f"{rank:5}" + "".join(f"{v:11.4f}" for v in mean) + f"{spent:8.0f}", flush=True)
+        print(f"{rank:5} mean" + "".join(f"{v:9.4f}" for v in mean), flush=True)
+
+
+class Features(Data):
+    """What the lower part of a network gives for the images of a folder, as images of many channels."""
+
+    def __init__(self, x, y, ids, class_names):
+        super().__init__("features of an image folder")
+        self.x, self.y, self.ids, self.class_names = x.numpy(), y.numpy(), ids, tuple(class_names)
+
+    def _count(self):
+        return len(self.x)
+
+    def _items(self, pre, batch_size):
+        for i in range(0, len(self.x), batch_size):
+            part = slice(i, i + batch_size)
+            yield self.x[part], self.y[part], self.ids[part]
+
+    def _content(self):
+        yield self.x.tobytes()
+        yield self.y.tobytes()
+
+
+class Scaled(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.register_buffer("by", by)
+
+    def forward(self, x):
+        return x * self.by
 
 
 def cub(args, options):
-    """SqueezeNet on 20 classes of CUB; body with ImageNet weights, a linear classifier on pooled features trained."""
+    """SqueezeNet on 20 classes of CUB: ImageNet weights, and a linear classifier on pooled features trained here."""
     from torchvision.models import squeezenet1_1
 
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     root = Path(args.data_root) / "cub20"
     body = squeezenet1_1(weights=None)
     state = torch.load(Path(args.data_root) / "squeezenet1_1_imagenet.pth", weights_only=True)
     body.load_state_dict({k: v.float() for k, v in state.items()})
-    train, test = open_data(str(root / "train")), open_data(str(root / "test"))
-    net = nn.Sequential(body.features, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 20)).eval()
-    subject = Subject(net, input_shape=(3, 224, 224), mean=mean, std=std, class_names=list(train.class_names))
+    below = body.features[:9].eval()
+    folders = [open_data(str(root / part)) for part in ("train", "test")]
+    names = list(folders[0].class_names)
+    pixels = Subject(
+        nn.Sequential(body.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval(),
+        input_shape=(3, 224, 224),
+        mean=(0.485, 0.456, 0.406),
+        std=(0.229, 0.224, 0.225),
+    )
     parts = []
-    for data in (train, test):
-        batches = list(data.batches(subject, 32))
-        ids = [i for b in batches for i in b.ids]
-        x, y = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
-        parts.append((x, y, read_attributes(root / "class_attributes.csv", ids, y, subject.class_names, 50.0)))
-    with torch.no_grad():
-        Z = activations_of(Cut(subject, "0"), parts[0][0], 32).mean(-1)
+    for data in folders:
+        x, y, ids = [], [], []
+        for b in data.batches(pixels, 16):
+            with torch.no_grad():
+                x.append(below(pixels.normalise(b.images)))
+            y.append(b.labels)
+            ids += b.ids
+        parts.append((torch.cat(x), torch.cat(y), ids))
+    top = parts[0][0].max()
+    (x, y, ids), (test, truth, test_ids) = [((x / top).clamp_max(1), y, ids) for x, y, ids in parts]
+    net = nn.Sequential(
+        Scaled(top), body.features[9:], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 20)
+    ).eval()
+    subject = Subject(net, input_shape=tuple(x.shape[1:]), class_names=names)
+    Z = activations_of(Cut(subject, "1"), x).mean(-1)
     torch.manual_seed(0)
-    head = net[3]
+    head = net[4]
     adam = torch.optim.AdamW(head.parameters(), 2e-3, weight_decay=1e-2)
     for _ in range(80):
         for rows in torch.randperm(len(Z)).split(64):
             adam.zero_grad()
-            nn.functional.cross_entropy(head(Z[rows]), parts[0][1][rows]).backward()
+            nn.functional.cross_entropy(head(Z[rows]), y[rows]).backward()
             adam.step()
-    for p in net.parameters():
-        p.requires_grad_(False)
-    options |= {"attributes": str(root / "class_attributes.csv"), "threshold": 50.0, "lr": args.lr or 1e-4}
-    table(Subject(net, input_shape=(3, 224, 224), mean=mean, std=std, class_names=list(train.class_names)),
-          train, "0", parts[0], parts[1], options, args)  # fmt: skip
+    net.requires_grad_(False)
+    subject = Subject(net, input_shape=tuple(x.shape[1:]), class_names=names)
+    table_path = root / "class_attributes.csv"
+    marks = read_attributes(table_path, ids + test_ids, torch.cat([y, truth]), names, 50.0)
+    options = {"lr": 3e-4} | options | {"attributes": str(table_path), "threshold": 50.0}
+    data = Features(x, y, ids, names)
+    table("CUB", subject, data, "1", (x, y), (test, truth), marks, options, args)
 
 
 def main():
-    import tempfile
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
     parser.add_argument("--set", choices=("MNIST", "FashionMNIST", "CUB"), default="MNIST")
+    parser.add_argument("--network", choices=("deep", "shallow"), default="deep", help="three or two convolutions")
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 32])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=3000, help="images that are factorized (every fifth validates)")
+    parser.add_argument("--images", type=int, default=3000, help="images that are factorized (every fifth is held out)")
     parser.add_argument("--train-images", type=int, default=15000, help="images the network is trained on")
     parser.add_argument("--test-images", type=int, default=5000)
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--lr", type=float)
-    parser.add_argument("--verbose", action="store_true", help="a line per seed")
+    parser.add_argument("--test-from", type=int, default=0, help="number of the first test image")
+    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="another option of the fit")
+    parser.add_argument("--keep", help="file of results: those in it are not computed again")
     args = parser.parse_args()
     torch.set_num_threads(1)
     where = Path(args.data_root or "") / ("cub20" if args.set == "CUB" else args.set)
     if not args.data_root or not where.exists():
         raise SystemExit(f"skipped: no {where.name} under --data-root (or AUDITOR_DATA)")
-    options = {"epochs": args.epochs} | ({"lr": args.lr} if args.lr else {})
+    options = {"epochs": args.epochs} | {k: float(v) for k, v in (o.split("=") for o in args.option)}
     if args.set == "CUB":
         cub(args, options)
         return
     x, y = idx_images(args.data_root, args.set, "train", args.train_images)
-    test = idx_images(args.data_root, args.set, "test", args.test_images)
-    subject = trained_network(x, y, epochs=3)
+    test = [
+        part[args.test_from :]
+        for part in idx_images(args.data_root, args.set, "test", args.test_from + args.test_images)
+    ]
+    subject, layer = known_network(args, x, y)
     with tempfile.TemporaryDirectory() as folder:
-        data = as_npz(folder, x[: args.images], y[: args.images])
-        table(subject, data, "5", (x[: args.images], y[: args.images]), test, options, args)
+        path = Path(folder) / "images.npz"
+        seen = x[: args.images], y[: args.images]
+        np.savez(path, images=seen[0].permute(0, 2, 3, 1).numpy(), labels=seen[1].numpy())
+        labels = Attributes(("label",), torch.cat([seen[1], test[1]]).numpy()[:, None])
+        table(args.set, subject, open_data(path), layer, seen, test, labels, options, args)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     python tests/benchmarks/bench_service.py [--models digits resnet18] [--engines torch onnx] [--seconds 8]
     python tests/benchmarks/bench_service.py --memory 20000
+    python tests/benchmarks/bench_service.py --recovery
+    python tests/benchmarks/bench_service.py --workers 1 2
 
 Both servers have one worker with one thread. They are loaded in turns, over 8 connections of a lean client on the same
 machine, so what else the machine does meets both; the ratio printed is the median over the rounds. Beside requests per
@@ -9,16 +11,18 @@ second stands the servers' CPU time per request, which a busy machine distorts l
 and ``xnn`` without heatmaps and without stability; ``heatmaps`` asks for ``nmf`` with PNG heatmaps.
 
 Wanted: contributions of the digits CNN >= 1.0, of resnet18 >= 0.8 (torch) and >= 1.5 (onnx); heatmaps >= 0.5; p99 at
-most 3 times p50; memory of a worker grows by less than 2%.
+most 3 times p50; memory of a worker grows by less than 2%; a killed worker is back within 15 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -130,6 +134,55 @@ def memory(uri: str, store: str, folder: Path, n: int) -> None:
         print(f"memory: resident memory of a worker grew by {100 * growth:.2f}% over {n} requests (wanted < 2%)")
 
 
+def recovery(uri: str, store: str, folder: Path) -> None:
+    """Print how long a killed worker is away while 8 callers ask on, alone and beside another one."""
+    for workers in (1, 2):
+        settings = {"workers": workers, "log_requests": "false"}
+        with ls.serve(uri, store, folder / f"recovery-{workers}", **settings) as live:
+            requests = [ls.multipart(live.port, "/explain", f, ASKED["contributions"]) for f in files_of("digits")]
+            _wait_served(live, workers)
+            ls.run_load(live.port, requests, n=200)
+            with ls.under_load(live.port, requests, concurrency=8) as load:
+                time.sleep(1)
+                os.kill(live.workers()[0], signal.SIGKILL)
+                began = time.perf_counter()
+                _wait_served(live, workers + 1)
+                took = time.perf_counter() - began
+                time.sleep(1)
+        print(
+            f"recovery: {workers} worker(s), one killed under load: its place taken and warm after {took:.1f} s "
+            f"(wanted <= 15); {dict(load.statuses)}, {load.lost} connections lost (8 in flight)",
+            flush=True,
+        )
+
+
+def _wait_served(live: ls.Live, n: int) -> None:
+    """Wait until workers have said n times that they serve."""
+    ls.eventually(lambda: live.log.read_text().count('"model served"') >= n, f"{n} workers were warm")
+
+
+def several(uri: str, store: str, folder: Path, counts: list[int], seconds: float) -> None:
+    """Print requests per second with several workers of one thread each, and whether /metrics counts them all."""
+    for workers in counts:
+        settings = {"workers": workers, "log_requests": "false"}
+        with ls.serve(uri, store, folder / f"workers-{workers}", **settings) as live:
+            requests = [ls.multipart(live.port, "/explain", f, ASKED["contributions"]) for f in files_of("digits")]
+            _wait_served(live, workers)
+            warm = ls.run_load(live.port, requests, n=200)
+            load, cpu = round_of(live, requests, seconds, 8)
+            sent = sum(warm.statuses.values()) + sum(load.statuses.values())
+            lines = live.get("/metrics")[1].splitlines()
+            counted = sum(
+                float(v.split()[-1]) for v in lines if v.startswith('auditor_requests_total{route="/explain"')
+            )
+            ready = sum(float(v.split()[-1]) for v in lines if v.startswith("auditor_ready"))
+        print(
+            f"workers: {workers}: {load.told()}  cpu {cpu:.2f} ms; /metrics counts {counted:.0f} of {sent} requests "
+            f"and {ready:.0f} ready workers",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["digits", "resnet18"], choices=["digits", "resnet18"])
@@ -138,13 +191,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--memory", type=int, metavar="N", help="only this: memory of a worker over N requests")
+    parser.add_argument("--recovery", action="store_true", help="only this: how long a killed worker is away")
+    parser.add_argument("--workers", nargs="+", type=int, metavar="N", help="only this: the digits with N workers")
     parser.add_argument("--dir", type=Path, help="keep the registered models here for the next run")
     args = parser.parse_args()
     os.environ.update(ls.QUIET)
     folder = args.dir or Path(tempfile.mkdtemp(prefix="bench-service-"))
     try:
         print(f"load average before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-        for name in ["digits"] if args.memory else args.models:
+        only = args.memory or args.recovery or args.workers
+        for name in ["digits"] if only else args.models:
             store = ls.use_store(folder / name)
             done = folder / name / "uri"
             if not done.exists():
@@ -153,7 +209,11 @@ def main() -> None:
             uri = done.read_text()
             if args.memory:
                 memory(uri, store, folder, args.memory)
-            else:
+            if args.recovery:
+                recovery(uri, store, folder)
+            if args.workers:
+                several(uri, store, folder, args.workers, args.seconds)
+            if not only:
                 compare(name, uri, store, folder, args.engines, args)
     finally:
         if args.dir is None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 from auditor.pixels import from_pil
 from auditor.service import types
+from auditor.service.loaded import _tinted
 from auditor.service.openapi import document
 from auditor.service.routes import TABLE
 from auditor.service.types import ErrorAnswer, ExplainAnswer, ExplainBatchAnswer
@@ -326,6 +327,24 @@ def test_health_and_page(http):
     assert "<html" in page.text
     assert http.get("/ui/nosuch.js").status_code == 404
     assert http.get("/ui/../service.py").status_code == 404
+
+
+def test_a_gallery_shows_where_only_when_it_is_known():
+    crop = torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5)
+    everywhere = torch.full((4, 5), 255, dtype=torch.uint8)
+    assert torch.equal(_tinted(crop, everywhere), crop)
+    somewhere = everywhere.clone()
+    somewhere[0] = 0
+    found = _tinted(crop, somewhere).int()
+    assert int((found[0, 1:] - found[2, 1:]).min()) > 50, "red where the concept is seen"
+    assert int((found[0, 0] - found[2, 0]).abs().max()) < 50
+
+
+@pytest.mark.parametrize("target", [-1, 1.5, True, 10**30])
+def test_a_wrong_target_is_named_as_callers_know_it(http, pngs, target):
+    told = http.post("/explain", json={"image": b64(pngs[0]), "target": target}).json()["error"]
+    assert told["code"] == "invalid"
+    assert told["message"].startswith("target: input should be ")
 
 
 def test_the_openapi_document_is_complete_and_its_examples_are_true(http):

@@ -1,6 +1,7 @@
 """A worker follows its alias: loads, verifies, swaps; what fails verification is never served."""
 
 import asyncio
+import copy
 import json
 from pathlib import Path
 
@@ -135,6 +136,44 @@ def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concept
             assert one["target_value"] == pytest.approx(two["target_value"], rel=1e-4)
             got, want = ([c["contribution"] for c in e["concepts"]] for e in (one, two))
             torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-3, atol=2e-3)  # float32 twice
+    check_a_mixed_batch(by_onnx, by_torch, images)
+
+
+def check_a_mixed_batch(by_onnx, by_torch, images):
+    """Jobs that ask for different things share one pass, copies for the stability too, and each gets its own answer."""
+    asked = [
+        (["concepts"], {}),
+        (["heads"], {"stability": "fast", "samples": 5}),
+        (["heads", "concepts"], {"stability": "fast", "samples": 5}),
+        ([], {"stability": "fast", "samples": 1}),
+        (["heads"], {"stability": "fast", "samples": 2, "seed": 3}),
+    ]
+
+    def jobs(loaded):
+        return [
+            Job(loaded, x, Options.model_validate({"heatmaps": "none", "stability": "off", **told}), names, i, True)
+            for i, (x, (names, told)) in enumerate(zip(images, asked, strict=False))
+        ]
+
+    told = {}
+    for loaded in (by_onnx, by_torch):
+        sizes = []
+        with pytest.MonkeyPatch.context() as patch:
+            run = loaded.runner.run
+            patch.setattr(loaded.runner, "run", lambda x, run=run, sizes=sizes: sizes.append(len(x)) or run(x))
+            told[loaded.runner.engine] = answer_batch(jobs(loaded))
+        assert sizes == [5 + 2 * 2 + 1], "five images, two copies of two of them, one of another"
+        told[f"{loaded.runner.engine} alone"] = [answer_batch([job])[0] for job in jobs(loaded)]
+    for one, other in (("onnx", "onnx alone"), ("torch", "torch alone"), ("onnx", "torch")):
+        for a, b in zip(told[one], told[other], strict=True):
+            for ours, theirs in zip(a["explanations"], b["explanations"], strict=True):
+                assert ours["name"] == theirs["name"]
+                got, want = (torch.tensor([c["contribution"] for c in e["concepts"]]) for e in (ours, theirs))
+                torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-3)
+            assert (a["stability"] is None) == (b["stability"] is None)
+            for key in ("c1", "c2", "score") if a["stability"] else ():
+                assert a["stability"][key] == pytest.approx(b["stability"][key], rel=2e-3, abs=1e-4), (one, other, key)
+    assert len({a["stability"]["c1"] for a in told["torch"] if a["stability"]}) == 4
 
 
 def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, concepts, heads, caplog, capsys):
@@ -158,9 +197,9 @@ def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, c
     loaded = load_model(Settings(model=uri, engine="onnx"))
     assert set(loaded.runner.keys) == {*concepts.layers(), *heads.layers(), heads.features_key()}
 
-    heads.labels = {0: "a name"}  # another artifact, the same numbers
-    attach(heads, uri, "heads", subject=subject)
-    heads.labels = {}
+    named = copy.copy(heads)
+    named.labels = {0: "a name"}  # another artifact, the same numbers
+    attach(named, uri, "heads", subject=subject)
     assert graph() == second
     renamed = load_model(Settings(model=uri, engine="onnx"))
     assert renamed.explainers["heads"].digest_ != loaded.explainers["heads"].digest_
