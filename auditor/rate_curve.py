@@ -92,6 +92,13 @@ def joined(a: RateCurve, b: RateCurve) -> RateCurve:
     )
 
 
+def kept_up_to(curve: RateCurve, keep: float) -> float:
+    """Return the largest distortion on the curve up to which every set keeps the decision in ``keep`` of the draws."""
+    order = curve.distortion.argsort(stable=True)
+    is_kept = (curve.kept[order] >= keep).to(torch.int8).cumprod(0)
+    return float((curve.distortion[order] * is_kept).max())
+
+
 def smallest_set(
     distortion: MonteCarlo,
     row: int,

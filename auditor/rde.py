@@ -23,7 +23,7 @@ from auditor.explainer import Explainer, ExplainerConfig, Progress, silent
 from auditor.explanation import Concept, Explanation, class_scores
 from auditor.obfuscation import Obfuscation, Statistics
 from auditor.pixel_flip import pixel_flip
-from auditor.rate_curve import RateCurve, SmallestSet, descending, measure, smallest_set
+from auditor.rate_curve import RateCurve, SmallestSet, descending, kept_up_to, measure, smallest_set
 from auditor.rde_search import COARSE_SIDES, CURVE_SHARES, FINE, Found, RdeConfig, Search, cells
 from auditor.relevance import Budget, checked_rates
 from auditor.subject import Subject
@@ -211,7 +211,7 @@ class RdeExplainer(Explainer):
         return tuple(concepts)
 
     def _calibrate(self, subject: Subject, x: Tensor, progress: Progress) -> None:
-        """Explain held-out images: the limit is the largest distortion up to which decisions are kept on average.
+        """Explain held-out images: the limit is the largest distortion up to which the median one keeps its decision.
 
         The work is counted, not timed, so that the same seed gives the same artifact; only a network so slow that a
         map takes several times the time of a request is cut short.
@@ -233,12 +233,8 @@ class RdeExplainer(Explainer):
         for i in range(len(x)):
             curves.append(self._curve(maps, i))
             progress("calibrating", i + 1, len(x))
-        d = torch.cat([curve.distortion for _, curve, _ in curves])
-        kept = torch.cat([curve.kept for _, curve, _ in curves])
-        by_size = d.argsort()
-        running = kept[by_size].cumsum(0) / torch.arange(1, len(d) + 1)
-        good = (running >= cfg.keep_probability).nonzero()
-        self.limit_ = float(d[by_size][int(good.max())]) if len(good) else 0.0
+        limits = torch.tensor([kept_up_to(curve, cfg.keep_probability) for _, curve, _ in curves])
+        self.limit_ = float(limits.quantile(0.5))  # an image that is barely decided must not set it to nothing
         sets = [
             smallest_set(maps.fresh, i, order, curve, self._limit(), cfg.keep_probability)[0]
             for i, (order, curve, _) in enumerate(curves)

@@ -80,10 +80,8 @@ class RdeConfig(ExplainerConfig):
     rule: Rule = Field(default="monotone", description="Step size rule.")
     lipschitz: float = Field(default=1.0, gt=0, description="Curvature bound of the short step rule.")
     lazy: bool = Field(default=False, description="Reuse old vertices before asking the oracle.")
-    path: Literal["auto", "down", "up", "cold"] = Field(
-        default="auto",
-        description="A rate starts at the next larger one's solution, the next smaller one's, or zero; auto: down for "
-        "images above 32x32, else up.",
+    path: RatePath = Field(
+        default="down", description="A rate starts at the next larger one's solution, the next smaller one's, or zero."
     )
     max_steps: int = Field(default=60, ge=1, description="Steps per rate.")
     gap_share: float = Field(default=1e-3, gt=0, description="Stop when the gap is below this share of D(nothing).")
@@ -192,8 +190,6 @@ class Search:
         """Solve level by level, each rate from its mask on the coarser one; a level may take half of the time left."""
         deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
         fine, start = levels[-1], None
-        is_large = fine.shape[1] * fine.shape[2] > FINE
-        path: RatePath = ("down" if is_large else "up") if self.config.path == "auto" else self.config.path
         blank, _ = _on(levels[0], objective).gradient(torch.zeros(n, levels[0].size), torch.arange(n))
         for i, level in enumerate(levels):
             rough = [max(1, round(k * level.size / fine.size)) for k in rates]
@@ -207,7 +203,7 @@ class Search:
                 replace(budget, timeout_s=left),
                 self._method(),
                 start=start,
-                path=path,
+                path=self.config.path,
                 blank=blank,
             )
             if level is fine:

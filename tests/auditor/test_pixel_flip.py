@@ -13,7 +13,7 @@ from auditor.errors import OptionError, ShapeError
 from auditor.obfuscation import Obfuscation
 from auditor.partition import grid, pixels
 from auditor.pixel_flip import compare, pixel_flip, plot_curves
-from auditor.rate_curve import descending, measure, smallest_set
+from auditor.rate_curve import RateCurve, descending, kept_up_to, measure, smallest_set
 
 SHAPE = (1, 5, 7)
 RELEVANT = [3, 11, 20, 30]
@@ -111,6 +111,16 @@ def test_smallest_set_is_the_four_pixels(images: Tensor) -> None:
     each = measure(d, 2, order, list(range(36)))  # the plain truth: every size
     passing = [s for s, v in zip(each.sizes, each.distortion.tolist(), strict=True) if v <= 1e-6]
     assert passing[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("kept", "limit"),
+    [((0.1, 0.5, 1.0, 1.0), 1.0), ((0.1, 1.0, 1.0, 1.0), 4.0), ((0.0, 1.0, 0.5, 1.0), 0.0), ((1.0,) * 4, 9.0)],
+)
+def test_the_limit_of_a_curve_is_where_the_decision_is_first_lost(kept: tuple[float, ...], limit: float) -> None:
+    distortion = torch.tensor([9.0, 4.0, 1.0, 0.0])
+    curve = RateCurve((0, 1, 2, 3), distortion, torch.zeros(4), torch.tensor(kept), torch.zeros(4))
+    assert kept_up_to(curve, 0.95) == limit
 
 
 def test_no_set_keeps_a_decision_that_was_never_made(images: Tensor) -> None:
