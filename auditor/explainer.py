@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from auditor.data import Data
 from auditor.errors import ArtifactError, OptionError, TamperError
 from auditor.explanation import Explanation
 from auditor.subject import Subject
+
+log = logging.getLogger(__name__)
 
 # Progress is told, never printed: (stage, done, total); the command line draws a bar, a test collects, most do nothing.
 Progress = Callable[[str, int, int | None], None]
@@ -195,7 +198,11 @@ class Explainer(ABC):
 
 def _restore(artifact: Artifact) -> Explainer:
     manifest = artifact.manifest
-    explainer = explainer_class(manifest["kind"])(**manifest["config"])
+    cls = explainer_class(manifest["kind"])
+    retired = sorted(manifest["config"].keys() - cls.Config.model_fields.keys())
+    if retired:  # the schema is not newer than ours, so these are options of an earlier release
+        log.info("%s: options of an earlier release are left out: %s", cls.kind, ", ".join(retired))
+    explainer = cls(**{k: v for k, v in manifest["config"].items() if k not in retired})
     explainer.layer_ = manifest["layer"]
     explainer.subject_digest_ = manifest["subject_digest"]
     explainer.data_digest_ = manifest["data_digest"]

@@ -103,3 +103,15 @@ def test_a_pickle_in_place_of_tensors_never_runs(folder, capsys):
     with pytest.raises(ArtifactError, match=r"tensors\.safetensors"):
         read_artifact(folder)
     assert "the pickle ran" not in capsys.readouterr().out
+
+
+def test_options_of_an_earlier_release_do_not_stop_an_artifact(concepts, tmp_path, caplog):
+    concepts.save(tmp_path / "now")
+    now = read_artifact(tmp_path / "now")
+    document = {k: v for k, v in now.manifest.items() if k not in ("schema_version", "files")}
+    document["config"] = {**document["config"], "retired_option": 3}
+    write_artifact(tmp_path / "then", document, now.tensors, now.files)
+    with caplog.at_level("INFO"):
+        loaded = Explainer.load(tmp_path / "then")
+    assert loaded.config == concepts.config
+    assert "retired_option" in caplog.text
