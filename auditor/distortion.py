@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from auditor.assumed_density import Moments
+from auditor.assumed_density import ClosedFormError, Moments
 from auditor.errors import NumericsError, ShapeError
 from auditor.obfuscation import Obfuscation
 from auditor.partition import Partition
@@ -168,8 +168,12 @@ class AssumedDensity:
         if low_rank and factor is None:  # independent components: the factor would be diagonal and as long as the image
             factor = torch.diag(var[0].flatten().sqrt()).view(-1, *problems.partition.shape)
         surrogate = cls(problems, mean, var, factor if low_rank else None, chunk)
-        with torch.no_grad():
-            surrogate.value(torch.ones(1, problems.partition.size), torch.zeros(1, dtype=torch.long))
+        try:
+            with torch.no_grad():
+                surrogate.value(torch.ones(1, problems.partition.size), torch.zeros(1, dtype=torch.long))
+        except ClosedFormError as error:
+            # An exported graph appends where it was, over many lines.
+            raise ClosedFormError(str(error).partition("\n")[0]) from error
         return surrogate
 
     def moments(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from auditor.assumed_density import ClosedFormError
 from auditor.distortion import AssumedDensity, MonteCarlo, Problems
 from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.obfuscation import Obfuscation, Statistics
@@ -202,3 +203,17 @@ def test_bad_input_is_said_in_one_sentence() -> None:
     net[4].bias.data[0] = torch.nan
     with pytest.raises(NumericsError, match="2 of 2 images"):
         Problems.of(net, torch.zeros(2, *SHAPE), torch.tensor([0, 0]), pixels(SHAPE))
+
+
+def test_an_exported_graph_is_refused_in_one_sentence_too() -> None:
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(4)).eval()
+    images = torch.rand(1, *SHAPE, generator=generator(3))
+    net(images)
+    graph = torch.export.export(net, (images,)).module()
+    steps = torch.fx.Interpreter(graph)  # how exported models are run layer by layer
+    noise = gaussian(torch.zeros(SHAPE), torch.ones(SHAPE))
+    for network in (net, graph, steps.run):
+        p = Problems.of(network, images, torch.tensor([0]), pixels(SHAPE))
+        with pytest.raises(ClosedFormError, match="max_pool2d, which has no closed form") as caught:
+            AssumedDensity.of(p, noise, low_rank=False)
+        assert "\n" not in str(caught.value)

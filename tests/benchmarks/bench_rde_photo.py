@@ -228,7 +228,7 @@ def fast_logits(subject: Subject) -> Any:
 
 
 def full(subject: Subject, noise: Obfuscation, args: argparse.Namespace) -> dict[str, Any]:
-    """Print the time and the pixel-flip areas, over groups of 1/16 of the cells, of maps at full resolution."""
+    """Print the time of maps at full resolution, and what they reached on their own and on fresh draws."""
     report: dict[str, Any] = {}
     for number, (x, _) in zip(args.photos, photos(Path(args.data_root), subject, args.photos), strict=True):
         for name, n in (("pixel", 224 * 224), ("component", 3 * 224 * 224)):
