@@ -199,7 +199,8 @@ def multi_rate(
         part = Budget(budget.max_steps, left, budget.gap_share)
         ks = torch.full((n_images,), k)
         first = _within(s, k) if start is None else start[:, counts.index(k)]
-        answers[k] = rate_constrained(distortion, ks, first, part, method, partial(on_step, k), blank)
+        told = partial(on_step, k)
+        answers[k] = rate_constrained(distortion, ks, first, part, method, told, blank, 0 if answers else 1)
         s = answers[k].s
     done = tuple(sorted(answers))
     return _relevance(done, [answers[k] for k in done], n_images, began)

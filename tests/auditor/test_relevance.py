@@ -278,7 +278,9 @@ def test_rates_without_time_are_left_out(path: RatePath, solved: tuple[int], mon
             clock.now += 1.0
             return super().gradient(s, rows)
 
-    assert multi_rate(Slower(linear_distortion()), 1, 4, [1, 2, 3], Budget(9, timeout_s=0.5), path=path).rates == solved
+    answer = multi_rate(Slower(linear_distortion()), 1, 4, [1, 2, 3], Budget(9, timeout_s=0.5), path=path)
+    assert answer.rates == solved
+    assert answer.steps == 1, "the first rate makes a step however late it is"
 
 
 @pytest.mark.parametrize("rates", [[0], [5], [-1], [0.0], [1.5], [2, 0, 9]])
