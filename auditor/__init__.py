@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from auditor.audit import Audit, AuditConfig, audit
-    from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+    from auditor.block_admm import BlockAdmm
+    from auditor.block_config import BlockAdmmConfig
     from auditor.data import Data, open_data
     from auditor.errors import AuditError
     from auditor.explainer import Explainer, fit
@@ -24,7 +25,7 @@ _HOME = {
     "AuditConfig": "audit",
     "AuditError": "errors",
     "BlockAdmm": "block_admm",
-    "BlockAdmmConfig": "block_admm",
+    "BlockAdmmConfig": "block_config",
     "Concept": "explanation",
     "Data": "data",
     "Explainer": "explainer",

@@ -20,7 +20,8 @@ from auditor.block_calculus import calculus_of
 from auditor.errors import AuditError
 
 if TYPE_CHECKING:
-    from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+    from auditor.block_admm import BlockAdmm
+    from auditor.block_config import BlockAdmmConfig
 
 PATIENCE_S = 10.0  # for a process to end by itself
 

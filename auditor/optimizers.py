@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from auditor.backprop import BackpropConfig, backprop
 from auditor.bcd import BcdConfig, bcd
-from auditor.block_admm import BlockAdmmConfig, block_admm
+from auditor.block_admm import block_admm
+from auditor.block_config import BlockAdmmConfig
 from auditor.dladmm import DlAdmmConfig, dladmm
 from auditor.errors import OptionError
 from auditor.full_admm import FullAdmmConfig, full_admm

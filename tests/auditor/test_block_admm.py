@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.block_admm import BlockAdmm, BlockAdmmConfig, block_admm
+from auditor.block_admm import BlockAdmm, block_admm
 from auditor.block_calculus import AffineCalculus, AutogradCalculus, calculus_of
+from auditor.block_config import BlockAdmmConfig
 from auditor.errors import ArtifactError, AuditError, DataError, NumericsError, OptionError, ShapeError
 from auditor.training import accuracy, forward
 
@@ -328,7 +329,8 @@ def test_a_worker_that_fails_ends_the_run_and_the_others(mood, sentence):
 SCRIPT = """
 import itertools, multiprocessing, torch
 from torch import nn
-from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+from auditor.block_admm import BlockAdmm
+from auditor.block_config import BlockAdmmConfig
 
 if __name__ == "__main__":
     x, y = torch.randn(90, 13), torch.arange(90) % 3

@@ -30,7 +30,8 @@ from torch import nn
 
 from auditor.backprop import BackpropConfig, backprop
 from auditor.bcd import BcdConfig, bcd
-from auditor.block_admm import BlockAdmm, BlockAdmmConfig
+from auditor.block_admm import BlockAdmm
+from auditor.block_config import BlockAdmmConfig
 from auditor.dladmm import DlAdmm, DlAdmmConfig
 from auditor.errors import NumericsError
 from auditor.full_admm import FullAdmmConfig, full_admm
