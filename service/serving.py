@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from auditor.service.logs import tell
 from auditor.service.settings import from_environment, to_environment
 
 SERVICE = "auditor.service.service:AuditorService"
+WORKER_CHECK_S = 2.0
 NEEDED = "auditor serve needs BentoML; install it with: pip install 'mlflow-auditor[serve]'."
 
 
@@ -84,11 +86,14 @@ def _run_bentoml(host: str, port: int, metrics: Path) -> None:
     from _bentoml_impl.server import serve_http
     from bentoml._internal.configuration.containers import BentoMLContainer
     from bentoml._internal.log import configure_server_logging
+    from bentoml._internal.utils import circus
 
     BentoMLContainer.prometheus_multiproc_dir.set(str(metrics))  # its own is one for the machine, wiped at each start
     configure_server_logging()  # type: ignore[no-untyped-call]
     logging.getLogger("bentoml").setLevel(logging.WARNING)
     load(SERVICE, working_dir=".").inject_config()
+    # BentoML looks for dead workers every 10 seconds; with a new one's start that would keep callers waiting for 20.
+    circus.create_standalone_arbiter = partial(circus.create_standalone_arbiter, check_delay=WORKER_CHECK_S)
     serve_http(SERVICE, working_dir=".", host=socket.gethostbyname(host), port=port)
 
 

@@ -259,7 +259,7 @@ def rates(args):
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    e = args.epochs or 12
+    e = args.epochs or 25
     race(args, [
         ("Block-ADMM, cross-entropy", "90.39", 90.4,
          lambda s: by_blocks(widths, s, data, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}",
