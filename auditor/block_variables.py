@@ -82,6 +82,18 @@ def variables_bytes(n: int, shapes: dict[str, torch.Size], itemsize: int) -> int
     return sum(n * math.prod(shape) * itemsize for shape in shapes.values())
 
 
+def size_text(n_bytes: float) -> str:
+    """Return a size as a person says it.
+
+    >>> size_text(1000), size_text(33120000), size_text(3 * GIB)
+    ('1.0 KiB', '31.6 MiB', '3.0 GiB')
+    """
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
+        if n_bytes >= unit / 2:
+            return f"{n_bytes / unit:.1f} {name}"
+    return f"{n_bytes / 1024:.1f} KiB"
+
+
 def check_room(
     needed: int, like: Tensor, folder: Path | None, limit: int | None, where: str, mappable: bool = True
 ) -> None:
@@ -92,7 +104,7 @@ def check_room(
         in_memory = "keep them in a file (variables=FOLDER)" if mappable else "train by block-admm, which needs fewer"
         help_ = "free some space" if folder is not None else in_memory
         raise OptionError(
-            f"{where}: the decoupling variables and duals need {needed / GIB:.2f} GiB and {have / GIB:.2f} GiB are "
+            f"{where}: the decoupling variables and duals need {size_text(needed)} and {size_text(have)} are "
             f"free {place}; {help_}, use fewer samples, or fewer blocks."
         )
 

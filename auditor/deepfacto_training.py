@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nf
 
-from auditor.block_variables import GIB, room
+from auditor.block_variables import GIB, room, size_text
 from auditor.cut import Cut
 from auditor.errors import NumericsError, OptionError
 from auditor.kernels.deepfacto import LinearHead, basis_step, decoupled, logit_steps, projected, score_step
@@ -373,7 +373,7 @@ def check_memory(n: int, cut: Cut, rank: int, with_duals: bool, limit_gib: float
     if needed > have:
         raise OptionError(
             f"deepfacto: images, variables and duals of {n} images at layer {cut.layer!r} ({layout.channels} x "
-            f"{layout.n_positions} numbers each) need {needed / GIB:.2f} GiB and {have / GIB:.2f} GiB are free; lower "
+            f"{layout.n_positions} numbers each) need {size_text(needed)} and {size_text(have)} are free; lower "
             "max_images, or take a later or smaller layer."
         )
     return needed

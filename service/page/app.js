@@ -86,10 +86,11 @@ function settings() {
   return { explainers: names, target: target === "" ? null : Number(target), stability: byId("stability").value, heatmaps: "array" };
 }
 
-/** Explain new images, one after the other. */
+/** Explain new images, one after the other; before the server has told what it explains, they wait. */
 function take(images) {
   waiting.push(...images);
-  if (!running) work();
+  if (!state.model) say(`${images[0].name} waits for the server …`);
+  else if (!running) work();
 }
 
 async function work() {
@@ -219,7 +220,10 @@ function takeFiles(files) {
 
 function listen() {
   byId("settings").open = !narrow.matches;
-  byId("file").addEventListener("change", (event) => { takeFiles(event.target.files); event.target.value = ""; });
+  const file = byId("file");
+  const chosen = () => { takeFiles(file.files); file.value = ""; };
+  file.addEventListener("change", chosen);
+  chosen(); // what was chosen before this script came
   const drop = byId("drop");
   document.addEventListener("dragover", (event) => { event.preventDefault(); drop.classList.add("over"); });
   document.addEventListener("dragleave", (event) => { if (!event.relatedTarget) drop.classList.remove("over"); });
@@ -261,6 +265,7 @@ function listen() {
 
 async function start() {
   await meet();
+  if (waiting.length && !running) work();
   await meetSamples();
 }
 

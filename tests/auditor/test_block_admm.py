@@ -406,7 +406,7 @@ def test_bad_input_gets_one_sentence(tmp_path):
         BlockAdmm(mlp(WIDTH, 3), x, y[:5])
     with pytest.raises(DataError, match="no label"):
         BlockAdmm(mlp(WIDTH, 3), x, y - 1)
-    with pytest.raises(OptionError, match=r"need 0\.00 GiB and 0\.00 GiB are free in the memory of cpu"):
+    with pytest.raises(OptionError, match=r"need \d+\.\d KiB and 1\.0 KiB are free in the memory of cpu"):
         BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(memory_limit=1000))
     with pytest.raises(OptionError, match="on the disk of"):
         BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(memory_limit=1000, variables=tmp_path))

@@ -165,7 +165,7 @@ def test_bad_input_is_one_sentence(digits, digits_data, tiny, tiny_npz, tmp_path
         fit("deepfacto", tiny, open_data(tiny_npz), layer="conv")
     with pytest.raises(OptionError, match="at most the 5 channels of layer 'relu', got 6"):
         fit("deepfacto", tiny, open_data(tiny_npz), layer="relu", rank=6)
-    with pytest.raises(OptionError, match=r"need \d+\.\d\d GiB and 0\.00 GiB are free"):
+    with pytest.raises(OptionError, match=r"need \d+\.\d MiB and 1\.0 MiB are free"):
         fit("deepfacto", digits, digits_data, memory_limit=1e-3)
     np.savez(tmp_path / "one.npz", images=np.zeros((12, 13, 17), np.uint8), labels=np.ones(12, int))
     with pytest.raises(DataError, match="every image is labelled 'b'"):

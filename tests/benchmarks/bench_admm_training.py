@@ -44,7 +44,7 @@ TUNED = {3: 0.8, 10: 0.1, 20: 0.01}  # SGD's learning rate by number of layers, 
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2)
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
-    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998,
+    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998, "mirror": False,
 }  # fmt: skip
 
 
@@ -259,13 +259,19 @@ def rates(args):
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    e = args.epochs or 25
+    e, settings = args.epochs or 25, {**FASHION, **json.loads(args.set)}
+    seen = mirrored(data) if settings.pop("mirror") else data
     race(args, [
         ("Block-ADMM, cross-entropy", "90.39", 90.4,
-         lambda s: by_blocks(widths, s, data, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}",
-                             **{**FASHION, **json.loads(args.set)})),
+         lambda s: by_blocks(widths, s, seen, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}", **settings)),
         ("dlADMM", "84.67", 84.7, lambda s: by_dladmm(widths, s, data, args)[:2]),
     ])  # fmt: skip
+
+
+def mirrored(data):
+    """The training images once more, left and right exchanged: samples of their own, with variables of their own."""
+    x, y, *held = data
+    return torch.cat([x, x.view(-1, 28, 28).flip(2).reshape(-1, 784)]), torch.cat([y, y]), *held
 
 
 def by_dladmm(widths, seed, data, args, **options):

@@ -168,6 +168,45 @@ def test_files_come_in_three_ways(page, way, tmp_path):
     assert page.text(".picture h3") == file.name, "names are text, never markup"
 
 
+HOLD = """
+const real = window.fetch;
+let letGo;
+const held = new Promise((resolve) => { letGo = resolve; });
+window.letGo = letGo;
+window.fetch = async (url, ...rest) => { if (String(url).endsWith("model")) await held; return real(url, ...rest); };
+"""
+CHOSEN_EARLY = """
+new MutationObserver((_, observer) => {
+  const input = document.querySelector("#file");
+  if (!input) return;
+  observer.disconnect();
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(BYTES)], "early.png", {type: "image/png"}));
+  input.files = data.files;
+}).observe(document, {childList: true, subtree: true});
+"""
+
+
+@pytest.mark.parametrize("when", ["before the script", "before the model is known"])
+def test_a_file_chosen_too_early_is_explained_all_the_same(page, live, when, tmp_path):
+    file = tmp_path / "early.png"
+    file.write_bytes(ls.digit_files()[5])
+    early = CHOSEN_EARLY.replace("BYTES", str(list(file.read_bytes()))) if when == "before the script" else ""
+    made = page.devtools("Page.addScriptToEvaluateOnNewDocument", source=HOLD + early)
+    try:
+        page.open("about:blank")
+        page.open(f"{live.address}/ui")
+    finally:
+        page.devtools("Page.removeScriptToEvaluateOnNewDocument", identifier=made["identifier"])
+    if not early:
+        page.choose_file("#file", file)
+    page.wait("document.querySelector('#status').innerText.includes('early.png waits for the server')")
+    page.script("window.letGo()")
+    page.wait("document.querySelector('.picture h3')")
+    assert page.text(".picture h3") == "early.png"
+    assert page.script("return document.querySelector('#error').hidden")
+
+
 def test_errors_are_the_servers_sentence(page, tmp_path):
     file = tmp_path / "junk.png"
     file.write_bytes(b"no image")
