@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from auditor.affine_stack import AffineStack
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.admm import cross_entropy_prox, fit_affine, relu_coupling, soft, solve_activations, squared_prox
+from auditor.kernels.admm import cross_entropy_prox, relu_coupling, soft, solve_activations, spd_solve, squared_prox
 from auditor.kernels.constraints import Constraint, project, violation
 from auditor.training import Cycle, Keeper, Watch
 from auditor.training_loss import loss_of
@@ -67,7 +67,7 @@ class DlAdmm:
         self.config = cfg = config or DlAdmmConfig()
         if cfg.penalty == "l1" and cfg.constraint in ("orthonormal", "unit_rows", "unit_columns"):
             raise OptionError(f"dladmm: l1 with {cfg.constraint} has no closed prox; choose one of them, or l2.")
-        self.net = net = AffineStack(blocks, x, y, "dladmm", n_kept=2)
+        self.net = net = AffineStack(blocks, x, y, "dladmm", n_kept=3)
         self.y, self.blocks, self.rho = y, list(blocks), cfg.rho
         L = len(net)
         self.masks = list(masks) if masks is not None else [None] * L
@@ -85,6 +85,7 @@ class DlAdmm:
         self.d = torch.zeros_like(self.z[-1])
         self.loss = loss_of(cfg.loss)
         self._input_gram = net.x.T @ net.x
+        self._known: dict[int, Tensor] = {}  # W a + b of a layer, until one of them changes
         self.theta_used = [cfg.theta] * L
 
     def __iter__(self) -> Iterator[Cycle]:
@@ -94,8 +95,7 @@ class DlAdmm:
         for epoch in itertools.count(1):
             for _ in self.sweep():
                 pass
-            last = self.z[-1] - self.net.affine(len(self.net) - 1, self.a[-1])
-            self.d.add_(last)
+            self.d.add_(self.z[-1] - self._made(len(self.net) - 1))
             residuals = [float(r.square().mean().sqrt()) for r in self._residuals()]
             value = float(self.loss.value(self.net.run()[0][-1], self.y)) / len(self.y)
             objective = self.objective()
@@ -159,7 +159,13 @@ class DlAdmm:
 
     def _residuals(self) -> Iterator[Tensor]:
         for layer in range(len(self.net)):
-            yield self.z[layer] - self.net.affine(layer, self.a[layer])
+            yield self.z[layer] - self._made(layer)
+
+    def _made(self, layer: int) -> Tensor:
+        """Return W a + b of a layer; three sub-updates in a row read it."""
+        if layer not in self._known:
+            self._known[layer] = self.net.affine(layer, self.a[layer])
+        return self._known[layer]
 
     def _omega(self, W: Tensor) -> float:
         cfg = self.config
@@ -176,12 +182,13 @@ class DlAdmm:
     def _step_w(self, layer: int) -> None:
         cfg, a = self.config, self.a[layer]
         c, target = self._coupling(layer)
+        self._known.pop(layer, None)
         gram = self._input_gram if layer == 0 else a.T @ a
+        cross = (target - self.net.b[layer]).T @ a
         if cfg.solver == "exact" and cfg.penalty != "l1" and self.constraints[layer] == "none":
             ridge = 2 * cfg.strength / c if cfg.penalty == "l2" else 0.0
-            self._lower(layer, fit_affine(a, target - self.net.b[layer], ridge, gram=gram), c, gram, target)
+            self._lower(layer, spd_solve(gram, cross.T, ridge).T, c, gram, cross)
             return
-        cross = (target - self.net.b[layer]).T @ a
         for _ in range(cfg.w_steps):
             W = self.net.W[layer]
             g = c * (W @ gram - cross)
@@ -197,9 +204,8 @@ class DlAdmm:
                 theta *= 2
             self.theta_used[layer] = theta
 
-    def _lower(self, layer: int, new: Tensor, c: float, gram: Tensor, target: Tensor) -> None:
+    def _lower(self, layer: int, new: Tensor, c: float, gram: Tensor, cross: Tensor) -> None:
         """Take the solved weights unless rounding in an ill-conditioned solve made them worse than the old ones."""
-        cross = (target - self.net.b[layer]).T @ self.a[layer]
 
         def value(W: Tensor) -> float:
             fit = (W.double() @ gram.double() * W).sum() - 2 * (W.double() * cross).sum()
@@ -219,10 +225,12 @@ class DlAdmm:
 
     def _step_b(self, layer: int) -> None:
         _, target = self._coupling(layer)
-        self.net.b[layer] = self.net.b[layer] + (target - self.net.affine(layer, self.a[layer])).mean(0)
+        shift = (target - self._made(layer)).mean(0)
+        self.net.b[layer] = self.net.b[layer] + shift
+        self._known[layer].add_(shift)
 
     def _step_z(self, layer: int) -> None:
-        m = self.net.affine(layer, self.a[layer])
+        m = self._made(layer)
         if layer < len(self.net) - 1:
             self.z[layer] = relu_coupling(m, self.a[layer + 1], 1.0, 1.0)
         elif self.config.loss == "squared":
@@ -235,11 +243,13 @@ class DlAdmm:
         """Step on a_{l+1} through the layer above, with the same doubling rule."""
         c, target = self._coupling(layer + 1)
         nu, a, W = self.config.nu, self.a[layer + 1], self.net.W[layer + 1]
+        made = self._known.pop(layer + 1, None)
         if self.config.solver == "exact":
             near = self.z[layer].relu()
             self.a[layer + 1] = solve_activations(W, target - self.net.b[layer + 1], near, c, nu)
             return
-        grad = c * (self.net.affine(layer + 1, a) - target) @ W + nu * (a - self.z[layer].relu())
+        made = self.net.affine(layer + 1, a) if made is None else made
+        grad = c * (made - target) @ W + nu * (a - self.z[layer].relu())
         curved = c * float((grad @ W.T).square().sum()) + nu * float(grad.square().sum())
         norm = float(grad.square().sum())
         tau = self.config.theta

@@ -44,7 +44,7 @@ TUNED = {3: 0.8, 10: 0.1, 20: 0.01}  # SGD's learning rate by number of layers, 
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2)
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
-    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998, "mirror": False,
+    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998, "mirror": False, "standard": False,
 }  # fmt: skip
 
 
@@ -261,6 +261,8 @@ def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
     e, settings = args.epochs or 25, {**FASHION, **json.loads(args.set)}
     seen = mirrored(data) if settings.pop("mirror") else data
+    if settings.pop("standard"):  # mean 0, deviation 1 over all pixels
+        seen = ((seen[0] - 0.286) / 0.353, seen[1], (seen[2] - 0.286) / 0.353, seen[3])
     race(args, [
         ("Block-ADMM, cross-entropy", "90.39", 90.4,
          lambda s: by_blocks(widths, s, seen, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}", **settings)),
