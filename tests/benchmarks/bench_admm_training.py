@@ -371,7 +371,7 @@ def main():
     parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="default: what the table was made with")
-    parser.add_argument("--iterations", type=int, default=100, help="of the full-batch methods")
+    parser.add_argument("--iterations", type=int, help="of the full-batch methods; default: 10 for fashion, else 100")
     parser.add_argument("--samples", type=int, default=0, help="full-batch methods: first so many images; 0: all")
     parser.add_argument("--nu", type=float, default=1e-2)
     parser.add_argument("--rho", type=float, default=1e-2)
@@ -385,6 +385,7 @@ def main():
     args = parser.parse_args()
     if not args.data_root or not (Path(args.data_root) / "MNIST" / "raw").exists():
         raise SystemExit("skipped: no MNIST/raw under --data-root (or AUDITOR_DATA)")
+    args.iterations = args.iterations or (10 if args.experiment == "fashion" else 100)
     torch.set_num_threads(1)
     experiments[args.experiment](args)
 
