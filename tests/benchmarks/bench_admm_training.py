@@ -44,7 +44,7 @@ TUNED = {3: 0.8, 10: 0.1, 20: 0.01}  # SGD's learning rate by number of layers, 
 RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2)
 FASHION = {
     "loss": "cross_entropy", "beta": 1.0, "beta_ratio": 10.0, "dual_step": 0.5, "z_steps": 3, "lr": 1e-3,
-    "z_optimizer": "gradient", "weight_decay": 0.02, "average": 0.998, "mirror": False, "standard": False,
+    "z_optimizer": "gradient", "weight_decay": 0.1, "average": 0.998, "copies": 4, "standard": True,
 }  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def many(run, args, name):
     told = Path(args.keep) / "results.jsonl" if args.keep else None
     known = [json.loads(line) for line in told.read_text().splitlines()] if told and told.exists() else []
     values, seconds = [], []
-    for seed in range(args.seeds):
+    for seed in range(args.first, args.first + args.seeds):
         key = [args.experiment, name, seed, args.epochs, args.iterations, args.samples, args.validate, args.set]
         found = next((row["found"] for row in known if row["key"] == key), None)
         if found is None:
@@ -259,8 +259,8 @@ def rates(args):
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
-    e, settings = args.epochs or 25, {**FASHION, **json.loads(args.set)}
-    seen = mirrored(data) if settings.pop("mirror") else data
+    e, settings = args.epochs or 8, {**FASHION, **json.loads(args.set)}
+    seen = widened(data, settings.pop("copies"))
     if settings.pop("standard"):  # mean 0, deviation 1 over all pixels
         seen = ((seen[0] - 0.286) / 0.353, seen[1], (seen[2] - 0.286) / 0.353, seen[3])
     race(args, [
@@ -270,10 +270,21 @@ def fashion(args):
     ])  # fmt: skip
 
 
-def mirrored(data):
-    """The training images once more, left and right exchanged: samples of their own, with variables of their own."""
+def widened(data, copies):
+    """More training images, each a sample with variables of its own: mirrored (2 copies), moved by a pixel (4)."""
     x, y, *held = data
-    return torch.cat([x, x.view(-1, 28, 28).flip(2).reshape(-1, 784)]), torch.cat([y, y]), *held
+    pictures = x.view(-1, 28, 28)
+    if copies >= 2:
+        pictures = torch.cat([pictures, pictures.flip(2)])
+    if copies >= 4:
+        steps = torch.randint(0, 8, (len(pictures),), generator=torch.Generator().manual_seed(0))
+        moved = pictures.clone()
+        for k, (down, right) in enumerate(d for d in itertools.product((-1, 0, 1), repeat=2) if d != (0, 0)):
+            rows = steps == k
+            padded = nn.functional.pad(pictures[rows], (1, 1, 1, 1))
+            moved[rows] = padded[:, 1 - down : 29 - down, 1 - right : 29 - right]
+        pictures = torch.cat([pictures, moved])
+    return pictures.reshape(-1, 784), y.repeat(copies), *held
 
 
 def by_dladmm(widths, seed, data, args, **options):
@@ -370,6 +381,7 @@ def main():
     parser.add_argument("experiment", choices=experiments)
     parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--epochs", type=int, help="default: what the table was made with")
     parser.add_argument("--iterations", type=int, help="of the full-batch methods; default: 10 for fashion, else 100")
     parser.add_argument("--samples", type=int, default=0, help="full-batch methods: first so many images; 0: all")
