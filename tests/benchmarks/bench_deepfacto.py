@@ -203,12 +203,12 @@ def cub(args, options):
         parts.append((torch.cat(x), torch.cat(y), ids))
     top = parts[0][0].max()
     (x, y, ids), (test, truth, test_ids) = [((x / top).clamp_max(1), y, ids) for x, y, ids in parts]
+    torch.manual_seed(0)
     net = nn.Sequential(
         Scaled(top), body.features[9:], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 20)
     ).eval()
     subject = Subject(net, input_shape=tuple(x.shape[1:]), class_names=names)
     Z = activations_of(Cut(subject, "1"), x).mean(-1)
-    torch.manual_seed(0)
     head = net[4]
     adam = torch.optim.AdamW(head.parameters(), 2e-3, weight_decay=1e-2)
     for _ in range(80):
