@@ -243,19 +243,19 @@ class DlAdmm:
         """Step on a_{l+1} through the layer above, with the same doubling rule."""
         c, target = self._coupling(layer + 1)
         nu, a, W = self.config.nu, self.a[layer + 1], self.net.W[layer + 1]
-        made = self._known.pop(layer + 1, None)
+        near = self.z[layer].relu()
         if self.config.solver == "exact":
-            near = self.z[layer].relu()
-            self.a[layer + 1] = solve_activations(W, target - self.net.b[layer + 1], near, c, nu)
-            return
-        made = self.net.affine(layer + 1, a) if made is None else made
-        grad = c * (made - target) @ W + nu * (a - self.z[layer].relu())
-        curved = c * float((grad @ W.T).square().sum()) + nu * float(grad.square().sum())
-        norm = float(grad.square().sum())
-        tau = self.config.theta
-        while norm and curved > tau * norm:
-            tau *= 2
-        self.a[layer + 1] = a - grad / tau
+            new = solve_activations(W, target - self.net.b[layer + 1], near, c, nu)
+        else:
+            grad = c * (self._made(layer + 1) - target) @ W + nu * (a - near)
+            norm = float(grad.square().sum())
+            curved = c * float((grad @ W.T).square().sum()) + nu * norm
+            tau = self.config.theta
+            while norm and curved > tau * norm:
+                tau *= 2
+            new = a - grad / tau
+        self.a[layer + 1] = new
+        self._known.pop(layer + 1, None)
 
 
 def dladmm(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: DlAdmmConfig | None = None) -> Iterator[Cycle]:
