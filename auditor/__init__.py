@@ -9,16 +9,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from auditor.audit import Audit, AuditConfig, audit
-    from auditor.block_admm import BlockAdmm
+    from auditor.auditing.audit import Audit, AuditConfig, audit
+    from auditor.training.block_admm import BlockAdmm
     from auditor.block_config import BlockAdmmConfig
-    from auditor.data import Data, open_data
+    from auditor.data.source import Data, open_data
     from auditor.errors import AuditError
-    from auditor.explainer import Explainer, fit
-    from auditor.explanation import Concept, Explanation
-    from auditor.nmf import NmfExplainer
-    from auditor.subject import Subject
-    from auditor.tree import TreeExplainer
+    from auditor.explainers.base import Explainer, fit
+    from auditor.explainers.explanation import Concept, Explanation
+    from auditor.explainers.nmf.explainer import NmfExplainer
+    from auditor.subject.subject import Subject
+    from auditor.explainers.tree.explainer import TreeExplainer
 
 _HOME = {
     "Audit": "audit",

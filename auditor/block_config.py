@@ -1,4 +1,4 @@
-"""Settings of Stochastic Block-ADMM (`auditor.block_admm`)."""
+"""Settings of Stochastic Block-ADMM (`auditor.training.block_admm`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from auditor.training_loss import LossName
+from auditor.training.losses import LossName
 
 
 class BlockAdmmConfig(BaseModel):

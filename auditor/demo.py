@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from auditor.data import open_data
-from auditor.explainer import Progress, silent
-from auditor.pixels import Preprocessing
-from auditor.subject import Subject
+from auditor.data.source import open_data
+from auditor.explainers.base import Progress, silent
+from auditor.subject.preprocessing import Preprocessing
+from auditor.subject.subject import Subject
 
 EPOCHS = 30
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from auditor.errors import LayerError
-from auditor.subject import Subject
+from auditor.subject.subject import Subject
 
 
 def grad_cam(subject: Subject, images: Tensor, targets: Tensor | int, layer: str | None = None) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from auditor.errors import OptionError
-from auditor.explainer import Explainer
-from auditor.tree import TreeExplainer
+from auditor.explainers.base import Explainer
+from auditor.explainers.tree.explainer import TreeExplainer
 
 LONGEST = 80
 

@@ -15,10 +15,10 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from auditor.data import Data, FolderData
+from auditor.data.source import Data, FolderData
 from auditor.errors import DataError, OptionError
-from auditor.locality import Box, voronoi_parts
-from auditor.pixels import Preprocessing
+from auditor.metrics.locality import Box, voronoi_parts
+from auditor.subject.preprocessing import Preprocessing
 
 Points = dict[str, tuple[float, float]]
 

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from auditor.aten_graph import AtenGraph
-from auditor.subject import Subject
+from auditor.network.aten_graph import AtenGraph
+from auditor.subject.subject import Subject
 
 _GRAPHS: WeakKeyDictionary[Subject, AtenGraph] = WeakKeyDictionary()
 

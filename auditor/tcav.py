@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from auditor.subject import Subject
+from auditor.subject.subject import Subject
 
 
 class Tcav:

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from auditor.explainer import ExplainerConfig
-from auditor.intersection import Recipe, Variant
-from auditor.kernels.tree import TreeLimits
+from auditor.explainers.base import ExplainerConfig
+from auditor.explainers.tree.intersection_training import Recipe, Variant
+from auditor.kernels.trees.tree import TreeLimits
 
 
 class TreeConfig(ExplainerConfig):

@@ -6,10 +6,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from auditor.plugins.audits import latest_audit, run_audit, run_gate
+    from auditor.plugins.registry.audits import latest_audit, run_audit, run_gate
     from auditor.plugins.image_dataset import ImageDataset
-    from auditor.plugins.models import describe, load_subject, log_subject
-    from auditor.plugins.registry import attach, detach, list_attached, load, verify
+    from auditor.plugins.registry.subjects import describe, load_subject, log_subject
+    from auditor.plugins.registry.attachments import attach, detach, list_attached, load, verify
 
 _HOME = {
     "ImageDataset": "image_dataset",

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError
-from auditor.plugins.audits import run_audit, run_gate
-from auditor.plugins.models import load_subject, log_subject
-from auditor.plugins.registry import attach
+from auditor.plugins.registry.audits import run_audit, run_gate
+from auditor.plugins.registry.subjects import load_subject, log_subject
+from auditor.plugins.registry.attachments import attach
 
 if TYPE_CHECKING:
-    from auditor.explainer import Progress
+    from auditor.explainers.base import Progress
 
 MODEL, ALIAS = "digits", "champion"
 TRAIN, TEST = "sklearn:digits?split=train", "sklearn:digits?split=test"
@@ -32,13 +32,13 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
     """Do the whole path in ``folder`` and return what was made, ready for JSON; ``kinds``: only these explainers."""
     import mlflow
 
-    from auditor.audit import AuditConfig
-    from auditor.data import open_data
+    from auditor.auditing.audit import AuditConfig
+    from auditor.data.source import open_data
     from auditor.demo import train_digits
-    from auditor.explainer import fit
-    from auditor.policy import parse_policy
-    from auditor.policy_draft import draft_policy
-    from auditor.report import write_report
+    from auditor.explainers.base import fit
+    from auditor.release.policy import parse_policy
+    from auditor.release.policy_draft import draft_policy
+    from auditor.reports.audit_report import write_report
 
     kinds = _chosen(kinds)
     folder = folder.resolve()
@@ -91,7 +91,7 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
 
 
 def _chosen(kinds: Sequence[str]) -> list[str]:
-    from auditor.explainer import available_kinds
+    from auditor.explainers.base import available_kinds
 
     here = [kind for kind in KINDS if kind in available_kinds()]
     unknown = [kind for kind in kinds if kind not in here]
@@ -105,9 +105,9 @@ def _pictures(subject: Any, explainer: Any, folder: Path) -> tuple[Path, Path]:
     import torch
     from PIL import Image
 
-    from auditor.data import open_data
-    from auditor.heatmap import to_rgb
-    from auditor.sheet import contact_sheet
+    from auditor.data.source import open_data
+    from auditor.attribution.heatmap import to_rgb
+    from auditor.explainers.contact_sheet import contact_sheet
 
     test = next(open_data(TEST).batches(subject, 400))
     rows = [int((test.labels == digit).nonzero()[0, 0]) for digit in (7, 3, 8, 0, 5)]

@@ -18,7 +18,7 @@ from mlflow.exceptions import MlflowException
 
 from auditor.errors import AuditError, ModelError, OptionError
 from auditor.plugins.local_service import LocalServices, check_config, environment
-from auditor.plugins.service_call import ask, ask_each, records
+from auditor.plugins.service_http import ask, ask_each, records
 
 F = TypeVar("F", bound=Callable[..., Any])
 FLAVOR = "pytorch"

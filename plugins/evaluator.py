@@ -22,9 +22,9 @@ from mlflow.models.evaluation.base import EvaluationResult, ModelEvaluator
 from auditor.errors import AuditError, ModelError, OptionError
 
 if TYPE_CHECKING:
-    from auditor.audit import Audit, AuditConfig
-    from auditor.plugins.place import Place
-    from auditor.subject import Subject
+    from auditor.auditing.audit import Audit, AuditConfig
+    from auditor.plugins.registry.location import Place
+    from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
@@ -75,10 +75,10 @@ class AuditEvaluator(ModelEvaluator):
         self, config: dict[str, Any], dataset: Any, run_id: str, model: Any, model_id: str | None
     ) -> EvaluationResult:
         own, effort = split_config(config)
-        from auditor.audit import audit
-        from auditor.plugins.audits import attached_explainers, store_audit
-        from auditor.plugins.models import load_subject
-        from auditor.plugins.place import resolve
+        from auditor.auditing.audit import audit
+        from auditor.plugins.registry.audits import attached_explainers, store_audit
+        from auditor.plugins.registry.subjects import load_subject
+        from auditor.plugins.registry.location import resolve
         from auditor.plugins.table_images import data_of
 
         uri = own.get("model_uri") or _uri_of(model, model_id)
@@ -112,7 +112,7 @@ def split_config(config: dict[str, Any]) -> tuple[dict[str, Any], AuditConfig]:
     """Return our own options and the audit's; an unknown key or a value out of range is an error."""
     from pydantic import ValidationError
 
-    from auditor.audit import AuditConfig
+    from auditor.auditing.audit import AuditConfig
 
     own = {k: v for k, v in config.items() if k in OWN_KEYS}
     unknown = sorted(set(config) - set(OWN_KEYS) - set(AuditConfig.model_fields))
@@ -147,7 +147,7 @@ def _uri_of(model: Any, model_id: str | None) -> str:
     """Return the registered version of the model that is evaluated, or the logged model when it is not registered."""
     from mlflow import MlflowClient
 
-    from auditor.plugins.place import mlflow_errors
+    from auditor.plugins.registry.location import mlflow_errors
 
     known = model_id or getattr(model, "model_id", None)
     if not known:
@@ -211,7 +211,7 @@ def _log_artifacts(found: Audit, run_id: str) -> dict[str, Any]:
     from mlflow import MlflowClient
     from mlflow.models.evaluation import artifacts
 
-    from auditor.report import report_html
+    from auditor.reports.audit_report import report_html
 
     client = MlflowClient()
     sealed, page = found.sealed(), report_html(found)

@@ -113,7 +113,7 @@ class ImageView:
 
 def array_data(images: Array, labels: Array | None, name: str) -> Any:
     """Return arrays in memory as a source that an audit can stream."""
-    from auditor.data import ArrayData
+    from auditor.data.source import ArrayData
 
     known = labels if labels is not None else np.full(len(images), -1, dtype=np.int64)
 

@@ -127,7 +127,7 @@ class LocalServices:
 
     def find(self, name: str) -> LocalService | None:
         """Return a deployment by name; a state file that cannot be read counts as none."""
-        from auditor.plugins.registry import check_name
+        from auditor.plugins.registry.attachments import check_name
 
         try:
             told = json.loads(self._state(check_name(name)).read_text(encoding="utf-8"))

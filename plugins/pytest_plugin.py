@@ -23,7 +23,7 @@ def audit_gate() -> Callable[..., Any]:
 
     def gate(model: str, policy: str | Path, **options: Any) -> Any:
         __tracebackhide__ = True
-        from auditor.gate_report import markdown
+        from auditor.reports.gate_summary import markdown
         from auditor.plugins import run_gate
 
         verdict = run_gate(model, policy, **options)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from auditor.errors import AuditError
-from auditor.plugins.comparison import compare
-from auditor.plugins.page_text import environment
-from auditor.plugins.server_store import Refused, ServerStore, mlflow_link
-from auditor.plugins.stored import Memory, check_explainer, read_audit, read_report
-from auditor.plugins.version_card import VersionCard, version_card
+from auditor.plugins.audits_site.audit_comparison import compare
+from auditor.plugins.audits_site.page_text import environment
+from auditor.plugins.audits_site.rest_store import Refused, ServerStore, mlflow_link
+from auditor.plugins.audits_site.verified_files import Memory, check_explainer, read_audit, read_report
+from auditor.plugins.audits_site.version_card import VersionCard, version_card
 
 if TYPE_CHECKING:
     from starlette.requests import Request

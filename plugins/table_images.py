@@ -12,7 +12,7 @@ from auditor.errors import AuditError, DataError
 from auditor.plugins.image_dataset import Array, array_data
 
 if TYPE_CHECKING:
-    from auditor.subject import Subject
+    from auditor.subject.subject import Subject
 
 
 def data_of(dataset: Any, subject: Subject, column: str | None = None) -> Any:
@@ -72,7 +72,7 @@ def _image(cell: Any, subject: Subject, k: int) -> Array:
     """Return one cell as float32 (channels, height, width) in [0, 1]."""
     from PIL import Image
 
-    from auditor.pixels import from_array, from_pil, read_image
+    from auditor.subject.preprocessing import from_array, from_pil, read_image
 
     try:
         if isinstance(cell, (str, Path)):

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from auditor.service.engine import Answer, Job
-from auditor.service.measures import QUEUE_DEPTH
+from auditor.service.batch_answer import Answer, Job
+from auditor.service.prometheus import QUEUE_DEPTH
 from auditor.service.problems import Problem
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import Any
 import bentoml
 from bentoml._internal.server.http import traffic
 
-from auditor.service.front import Front
+from auditor.service.middleware import Front
 from auditor.service.problems import Problem
 from auditor.service.routes import mounted
 from auditor.service.settings import from_environment
@@ -53,7 +53,7 @@ class AuditorService:
     """One worker process: it loads in the background and is ready when the model is warm."""
 
     def __init__(self) -> None:
-        from auditor.service.app import Routes
+        from auditor.service.handlers import Routes
         from auditor.service.worker import Worker
 
         settings = from_environment()
@@ -89,7 +89,7 @@ def _settle_in(threads: int) -> None:
 
     import torch
 
-    from auditor.service.logs import JsonLines
+    from auditor.service.json_logs import JsonLines
 
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from auditor.errors import AuditError, RegistryError, TamperError
-from auditor.plugins.place import resolve
+from auditor.plugins.registry.location import resolve
 from auditor.service.batcher import Lane
-from auditor.service.engine import Answer, Job, answer_batch
-from auditor.service.loaded import Loaded, fingerprint, load_model
-from auditor.service.logs import tell
-from auditor.service.measures import READY, RELOADS, VERIFICATION_FAILURES
+from auditor.service.batch_answer import Answer, Job, answer_batch
+from auditor.service.served_version import Loaded, fingerprint, load_model
+from auditor.service.json_logs import tell
+from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
 from auditor.service.problems import Problem
 from auditor.service.settings import Settings
 from auditor.service.types import Options

@@ -72,7 +72,8 @@ def concepts(trained, digits_data):
 @pytest.fixture(scope="session")
 def audited(trained, digits_data, concepts):
     """An audit of the digits subject and its concepts on thirty held-out images."""
-    from auditor import AuditConfig, audit
+    from auditor import AuditConfig
+    from auditor.auditing import audit
 
     return audit(trained[0], digits_data, {"concepts": concepts}, AuditConfig(images=30))
 

@@ -53,12 +53,12 @@ def audit(
     as_json: bool,
 ) -> None:
     """Measure MODEL and every explainer attached to it on DATA; store the audit with the version."""
-    from auditor.audit import AuditConfig
-    from auditor.data import open_data
-    from auditor.model_card import read_card
+    from auditor.auditing.audit import AuditConfig
+    from auditor.data.source import open_data
+    from auditor.release.model_card import read_card
     from auditor.plugins import run_audit
-    from auditor.report import write_report
-    from auditor.terminal import Bar, as_text, say
+    from auditor.reports.audit_report import write_report
+    from auditor.commands.terminal import Bar, as_text, say
 
     given = read_card(card) if card is not None else None
     source = open_data(data, limit=limit)
@@ -89,8 +89,8 @@ def audit(
 
 
 def _show(found: Any) -> None:
-    from auditor.metric_names import split, words
-    from auditor.terminal import say, table
+    from auditor.metrics.names import split, words
+    from auditor.commands.terminal import say, table
 
     shown = [(n, m) for n, m in found.metrics.items() if not (n.startswith("model/") and split(n)[1])]
     body = [
@@ -130,8 +130,8 @@ def policy_init(model: str, audit_file: Path | None) -> None:
     """Print a policy drafted from the stored audit of MODEL, with margins from its intervals."""
     from auditor.errors import OptionError
     from auditor.plugins import latest_audit
-    from auditor.policy_draft import draft_policy
-    from auditor.terminal import say, waiting
+    from auditor.release.policy_draft import draft_policy
+    from auditor.commands.terminal import say, waiting
 
     with waiting(f"reading the audit of {model}"):
         found = _read_audit(audit_file) if audit_file is not None else latest_audit(model)
@@ -178,11 +178,11 @@ def gate(
     as_json: bool,
 ) -> None:
     """Hold MODEL against a policy. Exit 0: it passes, 1: it fails, 2: there is no verdict (and no pass)."""
-    from auditor import gate_report
-    from auditor.audit import AuditConfig
+    from auditor.reports import gate_summary as gate_report
+    from auditor.auditing.audit import AuditConfig
     from auditor.plugins import run_gate
-    from auditor.policy import read_policy
-    from auditor.terminal import Bar, as_text, say, table
+    from auditor.release.policy import read_policy
+    from auditor.commands.terminal import Bar, as_text, say, table
 
     rules = read_policy(policy_file)
     given = _read_audit(audit_file) if audit_file is not None else None
@@ -222,7 +222,7 @@ def gate(
 
 
 def _read_audit(path: Path) -> Any:
-    from auditor.audit import Audit
+    from auditor.auditing.audit import Audit
     from auditor.errors import OptionError
 
     try:

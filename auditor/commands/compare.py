@@ -40,12 +40,12 @@ def compare(
     as_json: bool,
 ) -> None:
     """Tell whether the concepts of two versions differ by more than re-fitting noise, and which ones."""
-    from auditor.data import open_data
-    from auditor.drift import check_comparable
-    from auditor.drift import compare as compare_versions
-    from auditor.drift_picture import drift_picture
+    from auditor.data.source import open_data
+    from auditor.release.drift import check_comparable
+    from auditor.release.drift import compare as compare_versions
+    from auditor.reports.drift_picture import drift_picture
     from auditor.plugins import load_subject
-    from auditor.terminal import Bar, as_text, say, table, waiting
+    from auditor.commands.terminal import Bar, as_text, say, table, waiting
 
     source = open_data(data, limit=limit)
     with waiting(f"loading {model_a} and {model_b}"):

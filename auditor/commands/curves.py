@@ -43,10 +43,10 @@ def curves(
     as_json: bool,
 ) -> None:
     """Train one network by every optimizer and draw accuracy and residuals, by epoch and by wall clock, as a PNG."""
-    from auditor.curves import curves_picture, learning_curves, open_arrays
+    from auditor.training.learning_curves import curves_picture, learning_curves, open_arrays
     from auditor.errors import OptionError
-    from auditor.optimizers import METHODS
-    from auditor.terminal import Bar, as_text, note, numbers, say, table
+    from auditor.training.optimizers import METHODS
+    from auditor.commands.terminal import Bar, as_text, note, numbers, say, table
 
     widths = [int(w) for w in numbers("--hidden", hidden) or []]
     if any(w < 1 for w in widths):

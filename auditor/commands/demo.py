@@ -23,7 +23,7 @@ from auditor.commands.group import JSON, SEED, auditor, example, tells
 def demo(folder: Path, kinds: tuple[str, ...], serve: bool, port: int, seed: int, as_json: bool) -> None:
     """Train a small CNN on scikit-learn's digits, register it, explain it in every way, audit it and gate it."""
     from auditor.plugins.demo import run_demo
-    from auditor.terminal import Bar, as_text, say
+    from auditor.commands.terminal import Bar, as_text, say
 
     with Bar() as bar:
         result = run_demo(folder, seed=seed, progress=bar, kinds=kinds)
@@ -35,7 +35,7 @@ def demo(folder: Path, kinds: tuple[str, ...], serve: bool, port: int, seed: int
         import os
 
         os.environ["MLFLOW_TRACKING_URI"] = result["tracking_uri"]
-        from auditor.service.serving import run_server
+        from auditor.service.launch import run_server
 
         run_server(result["model"], host="127.0.0.1", port=port, samples="sklearn:digits?split=test")
 

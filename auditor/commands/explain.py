@@ -38,8 +38,8 @@ def explain(
     as_json: bool,
 ) -> None:
     """Explain one IMAGE by every explainer attached to MODEL, at the terminal or as PNGs."""
-    from auditor.plugins.explain import explain_image
-    from auditor.terminal import as_text, say, table, waiting
+    from auditor.plugins.registry.explain_image import explain_image
+    from auditor.commands.terminal import as_text, say, table, waiting
 
     with waiting(f"explaining {image.name}"):
         answer = explain_image(
@@ -104,9 +104,9 @@ def explain(
 @tells
 def concepts(model: str, name: str, out: Path, allow_pickle: bool, as_json: bool) -> None:
     """Draw the concepts of the explainer NAME: top images, heatmaps, classes, and the latent space if it has one."""
-    from auditor.concept_page import write_page
+    from auditor.explainers.concept_page import write_page
     from auditor.plugins import load, load_subject
-    from auditor.terminal import as_text, say, waiting
+    from auditor.commands.terminal import as_text, say, waiting
 
     with waiting(f"drawing {name}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)

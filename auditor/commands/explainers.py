@@ -55,15 +55,15 @@ def fit(
     as_json: bool,
 ) -> None:
     """Fit an explainer of KIND to MODEL and attach it to the version."""
-    from auditor.data import open_data
+    from auditor.data.source import open_data
     from auditor.errors import OptionError
-    from auditor.explainer import explainer_class, parse_config
-    from auditor.onnx_graph import check_can_export
+    from auditor.explainers.base import explainer_class, parse_config
+    from auditor.explainers.onnx_export import check_can_export
     from auditor.plugins import attach, load_subject
-    from auditor.plugins.lineage import check_has_network, register_network
-    from auditor.plugins.place import resolve
-    from auditor.plugins.registry import check_name
-    from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
+    from auditor.plugins.registry.lineage import check_has_network, register_network
+    from auditor.plugins.registry.location import resolve
+    from auditor.plugins.registry.attachments import check_name
+    from auditor.commands.terminal import Bar, as_text, parse_settings, say, table, waiting
 
     cls = explainer_class(kind)
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
@@ -114,8 +114,8 @@ def fit(
 def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
     """List the explainers attached to MODEL, their metrics, and whether they verify."""
     from auditor.plugins import list_attached, load_subject
-    from auditor.plugins.registry import names
-    from auditor.terminal import as_text, say, table, waiting
+    from auditor.plugins.registry.attachments import names
+    from auditor.commands.terminal import as_text, say, table, waiting
 
     with waiting(f"looking at {model}"):
         attached = names(model)
@@ -149,7 +149,7 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
 def verify(model: str, allow_pickle: bool, as_json: bool) -> None:
     """Check every byte of what is attached to MODEL; exit 1 when anything is not what was attached."""
     from auditor.plugins import verify as verify_version
-    from auditor.terminal import as_text, note, say, waiting
+    from auditor.commands.terminal import as_text, note, say, waiting
 
     with waiting(f"verifying {model}"):
         found = verify_version(model, allow_pickle=allow_pickle or None)
@@ -173,7 +173,7 @@ def verify(model: str, allow_pickle: bool, as_json: bool) -> None:
 def detach(model: str, name: str, as_json: bool) -> None:
     """Remove the explainer NAME from MODEL; its files stay in the artifact store, unseen."""
     from auditor.plugins import detach as detach_explainer
-    from auditor.terminal import as_text, say
+    from auditor.commands.terminal import as_text, say
 
     detach_explainer(model, name)
     say(as_text({"detached": name}) if as_json else f"Detached {name} from {model}.")
@@ -191,7 +191,7 @@ def label(model: str, name: str, concept: int, text: str, allow_pickle: bool, as
     """Name CONCEPT (its number) of the explainer NAME; stored as a new attached revision."""
     from auditor.naming import name_concept
     from auditor.plugins import attach, load, load_subject
-    from auditor.terminal import as_text, say, waiting
+    from auditor.commands.terminal import as_text, say, waiting
 
     with waiting(f"labelling {name}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)

@@ -31,20 +31,20 @@ def tells(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except AuditError as error:
-            from auditor.terminal import note
+            from auditor.commands.terminal import note
 
             note(f"auditor: error: {' '.join(str(error).split())}")
             sys.exit(2)
         except OSError as error:  # a full disk, a folder that may not be written
             if isinstance(error, BrokenPipeError):
                 raise
-            from auditor.terminal import note
+            from auditor.commands.terminal import note
 
             what = f" ({error.filename})" if error.filename else ""
             note(f"auditor: error: {error.strerror or error}{what}; nothing was attached.")
             sys.exit(2)
         except KeyboardInterrupt:
-            from auditor.terminal import note
+            from auditor.commands.terminal import note
 
             note("auditor: interrupted; nothing was attached.")
             sys.exit(130)
@@ -64,6 +64,6 @@ def auditor(verbose: bool) -> None:
 
     Start with: auditor demo
     """
-    from auditor.terminal import set_up_logging
+    from auditor.commands.terminal import set_up_logging
 
     set_up_logging(verbose)

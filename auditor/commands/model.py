@@ -18,7 +18,7 @@ from auditor.commands.group import JSON, PICKLE, auditor, example, tells
 def layers(model: str, show_all: bool, allow_pickle: bool, as_json: bool) -> None:
     """List the layers of MODEL that can be explained, with shapes; the suggested one is marked."""
     from auditor.plugins import load_subject
-    from auditor.terminal import as_text, say, table, waiting
+    from auditor.commands.terminal import as_text, say, table, waiting
 
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)
@@ -62,7 +62,7 @@ def describe(
 ) -> None:
     """Record class names, input size, mean and std with a version, so that nobody has to repeat them."""
     from auditor.plugins import describe as describe_version
-    from auditor.terminal import as_text, numbers, read_names, say, waiting
+    from auditor.commands.terminal import as_text, numbers, read_names, say, waiting
 
     with waiting(f"describing {model}"):
         notes = describe_version(

@@ -44,7 +44,7 @@ def serve(model: str, host: str, port: int, quiet: bool, **options: Any) -> None
 
     Every option is also an environment variable: --max-batch is AUDITOR_MAX_BATCH.
     """
-    from auditor.service.serving import run_server
+    from auditor.service.launch import run_server
 
     given = {k: v for k, v in options.items() if v is not None}
     if quiet:
@@ -59,8 +59,8 @@ def serve(model: str, host: str, port: int, quiet: bool, **options: Any) -> None
 @tells
 def export(model: str, allow_pickle: bool, as_json: bool) -> None:
     """Export MODEL with what its explainers read to one ONNX graph, check it against torch, and store it."""
-    from auditor.plugins.exports import export as export_version
-    from auditor.terminal import as_text, say, waiting
+    from auditor.plugins.registry.onnx_exports import export as export_version
+    from auditor.commands.terminal import as_text, say, waiting
 
     with waiting(f"exporting {model}"):
         found = export_version(model, allow_pickle=allow_pickle or None)

@@ -45,15 +45,15 @@ def xnn_table(
     """Compare explanation heads with their baselines on MODEL: faithfulness, orthogonality, locality."""
     from dataclasses import asdict
 
-    from auditor.data import open_data
+    from auditor.data.source import open_data
     from auditor.errors import OptionError
-    from auditor.explainer import parse_config
+    from auditor.explainers.base import parse_config
     from auditor.part_points import part_masks
     from auditor.plugins import load_subject
-    from auditor.terminal import Bar, as_text, parse_settings, say, table, waiting
-    from auditor.xnn import XnnExplainer
-    from auditor.xnn_table import METHODS
-    from auditor.xnn_table import xnn_table as compare
+    from auditor.commands.terminal import Bar, as_text, parse_settings, say, table, waiting
+    from auditor.explainers.xnn.explainer import XnnExplainer
+    from auditor.explainers.xnn.paper_table import METHODS
+    from auditor.explainers.xnn.paper_table import xnn_table as compare
 
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
     config = parse_config(XnnExplainer, {k: v for k, v in options.items() if v is not None})
@@ -98,12 +98,12 @@ def xnn_sheet(model: str, name: str, data: str, target: str | None, n: int, out:
     """Draw image, 1-Heatmap and x-features with their contributions for the first images of DATA."""
     import torch
 
-    from auditor.data import open_data
+    from auditor.data.source import open_data
     from auditor.errors import OptionError
     from auditor.plugins import load, load_subject
-    from auditor.terminal import say, waiting
-    from auditor.xnn import XnnExplainer
-    from auditor.xnn_sheet import xnn_sheet as draw_sheet
+    from auditor.commands.terminal import say, waiting
+    from auditor.explainers.xnn.explainer import XnnExplainer
+    from auditor.explainers.xnn.paper_sheet import xnn_sheet as draw_sheet
 
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.backprop import BackpropConfig, backprop
-from auditor.bcd import bcd
-from auditor.dladmm import DlAdmm, DlAdmmConfig, dladmm
+from auditor.training.backprop import BackpropConfig, backprop
+from auditor.training.block_coordinate_descent import bcd
+from auditor.training.dladmm import DlAdmm, DlAdmmConfig, dladmm
 from auditor.errors import DataError, NumericsError, OptionError, ShapeError
-from auditor.full_admm import FullAdmmConfig, full_admm
-from auditor.training import accuracy
+from auditor.training.full_admm import FullAdmmConfig, full_admm
+from auditor.training.cycle import accuracy
 
 N, WIDTH = 120, 13
 
@@ -150,7 +150,7 @@ def test_no_sub_update_of_dladmm_raises_the_objective(options):
 
 @pytest.mark.parametrize("constraint", ["orthonormal", "unit_rows", "unit_columns", "nonnegative"])
 def test_float32_weights_written_back_are_feasible_to_1e_6(constraint):
-    from auditor.kernels.constraints import violation
+    from auditor.kernels.admm.weight_constraints import violation
 
     x, y = blobs()
     blocks = mlp(WIDTH, 17, 11, 3)  # 17 x 13: columns are orthonormal; 11 x 17: rows

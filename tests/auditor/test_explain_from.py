@@ -42,7 +42,7 @@ def test_without_heatmaps_the_numbers_stay(digits, images, heads):
 
 
 def test_a_kind_that_reads_no_layer_groups_rows_by_target(digits, images):
-    from auditor.explainer import Explainer
+    from auditor.explainers.base import Explainer
 
     calls = []
 

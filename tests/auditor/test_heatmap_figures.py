@@ -6,12 +6,12 @@ from torch import nn
 
 from auditor import Subject
 from auditor.errors import LayerError, OptionError, ShapeError
-from auditor.faithfulness import faithfulness_of
+from auditor.explainers.xnn.logit_faithfulness import faithfulness_of
 from auditor.gradcam import grad_cam, grad_cam_plus_plus
 from auditor.kernels.inpainting import inpaint
-from auditor.locality import context_share, entropy, grid_parts, locality, part_masses, voronoi_parts
-from auditor.masking import keep_top, masking_test
-from auditor.orthogonality import correlation, orthogonality, orthogonality_of
+from auditor.metrics.locality import context_share, entropy, grid_parts, locality, part_masses, voronoi_parts
+from auditor.perturbation.inpainting_test import keep_top, masking_test
+from auditor.metrics.orthogonality import correlation, orthogonality, orthogonality_of
 
 
 def test_orthogonality_known_answer_and_extremes():

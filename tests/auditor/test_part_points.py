@@ -5,7 +5,7 @@ from PIL import Image
 from auditor import open_data
 from auditor.errors import DataError, OptionError
 from auditor.part_points import part_masks
-from auditor.pixels import Preprocessing
+from auditor.subject.preprocessing import Preprocessing
 
 PRE = Preprocessing.of((3, 10, 8), 0.0, 1.0, "stretch")
 

@@ -24,7 +24,7 @@ class Bare:
     @bentoml.api
     def predict(self, image: Image.Image) -> dict[str, float | int]:
         """Predict one image."""
-        from auditor.pixels import from_pil
+        from auditor.subject.preprocessing import from_pil
 
         x = torch.from_numpy(from_pil(image, self.subject.preprocessing))[None]
         with torch.no_grad():

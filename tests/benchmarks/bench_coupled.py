@@ -22,10 +22,10 @@ from real_activations import add_data_root, need
 from sklearn.decomposition import NMF
 from torch import nn
 
-from auditor.blocks import scale_of
-from auditor.kernels.coupled import Penalties, couple, start, sweeps
-from auditor.kernels.similarity import linear_cka
-from auditor.latent import purity
+from auditor.explainers.coupled.blocks import scale_of
+from auditor.kernels.factorization.coupled import Penalties, couple, start, sweeps
+from auditor.kernels.networks.linear_cka import linear_cka
+from auditor.explainers.coupled.latent_space import purity
 
 LAMBDAS = (1.0, 0.1, 0.01, 0.001)
 

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from auditor import Subject, fit, open_data
-from auditor.attribute_probe import Attributes, pooled_features, principal_scores, probe_accuracy, read_attributes
-from auditor.cut import Cut
-from auditor.data import Data
-from auditor.deepfacto_training import activations_of
-from auditor.kernels.deepfacto import projected
-from auditor.kernels.nmf import factorize
+from auditor.metrics.attribute_probe import Attributes, pooled_features, principal_scores, probe_accuracy, read_attributes
+from auditor.network.below_layer import Cut
+from auditor.data.source import Data
+from auditor.explainers.deepfacto.factor_admm import activations_of
+from auditor.kernels.factorization.deepfacto import projected
+from auditor.kernels.factorization.nmf import factorize
 
 SHOWN = ("before", "after", "drop", "error", "sparsity", "f_cls", "probe", "nmf", "pca", "cells", "kept", "cpu")
 

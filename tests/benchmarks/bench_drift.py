@@ -16,11 +16,11 @@ import sys
 import torch
 from torch import nn
 
-from auditor.data import open_data
+from auditor.data.source import open_data
 from auditor.demo import DigitsNet
-from auditor.drift import compare
-from auditor.pixels import Preprocessing
-from auditor.subject import Subject
+from auditor.release.drift import compare
+from auditor.subject.preprocessing import Preprocessing
+from auditor.subject.subject import Subject
 
 LAYER = "features.6"
 

@@ -9,7 +9,7 @@ import time
 import torch
 from torchvision import models
 
-from auditor.excitation import ExcitationBackprop
+from auditor.attribution.excitation import ExcitationBackprop
 
 
 def best(repeats, **tasks):

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from auditor import Subject
-from auditor.ablation import ablate
+from auditor.metrics.ablation import ablate
 from auditor.subject_graph import graph_of
-from auditor.weight_layers import weight_layers
+from auditor.network.weight_layers import weight_layers
 
 
 def network() -> nn.Sequential:

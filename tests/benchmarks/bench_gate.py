@@ -30,7 +30,7 @@ import auditor
 from auditor import Subject, open_data
 from auditor.demo import DigitsNet
 from auditor.errors import AuditError
-from auditor.pixels import Preprocessing
+from auditor.subject.preprocessing import Preprocessing
 
 DATA = "sklearn:digits?split=test"
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -137,7 +137,7 @@ def gate(uri: str, policy: str, *, fresh: bool = False, seed: int = 0) -> tuple[
     """Return the verdict (pass, fail or error) and the first reasons."""
     from auditor import AuditConfig
     from auditor.plugins import run_gate
-    from auditor.policy import parse_policy
+    from auditor.release.policy import parse_policy
 
     try:
         found = run_gate(
@@ -158,9 +158,9 @@ def tamper(uri: str, folder: Path) -> None:
 
 def other_explainer(uri: str, good: str) -> None:
     """Let the version's tag point to what the good version has: an explainer of another model."""
-    from auditor.plugins.place import resolve, set_tag
+    from auditor.plugins.registry.location import resolve, set_tag
 
-    set_tag(resolve(uri), "auditor.explainer.concepts", resolve(good).tags["auditor.explainer.concepts"])
+    set_tag(resolve(uri), "auditor.explainers.base.concepts", resolve(good).tags["auditor.explainers.base.concepts"])
 
 
 def main() -> None:
@@ -172,7 +172,7 @@ def main() -> None:
     import mlflow
 
     from auditor.plugins import latest_audit, run_audit
-    from auditor.policy_draft import draft_policy
+    from auditor.release.policy_draft import draft_policy
 
     started = time.process_time()
     with tempfile.TemporaryDirectory(prefix="auditor-bench-") as name:

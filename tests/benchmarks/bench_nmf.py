@@ -18,7 +18,7 @@ from real_activations import add_data_root, need, squeezenet_activations
 from sklearn.decomposition import NMF
 from torch import Tensor
 
-from auditor.kernels.nmf import factorize
+from auditor.kernels.factorization.nmf import factorize
 
 
 def timed(run):

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.aten_graph import AtenGraph
-from auditor.kernels.operator_norm import convolution_norm, lanczos_norm
-from auditor.lipschitz import bounds_at
+from auditor.network.aten_graph import AtenGraph
+from auditor.kernels.networks.operator_norm import convolution_norm, lanczos_norm
+from auditor.stability.certified_bound import bounds_at
 
 CASES = [  # out, in, kernel, size, stride, padding, dilation, groups
     (4, 3, (3, 3), (13, 17), (1, 1), (1, 1), (1, 1), 1),

@@ -18,8 +18,8 @@ from real_activations import add_data_root, need, squeezenet_activations
 from scipy.optimize import nnls
 from sklearn.decomposition import NMF
 
-from auditor.kernels.nmf import factorize
-from auditor.kernels.projection import prepare, project, project_images
+from auditor.kernels.factorization.nmf import factorize
+from auditor.kernels.factorization.projection import prepare, project, project_images
 
 
 def best_us(run, positions: int, repeats: int) -> tuple[float, float]:

@@ -22,13 +22,13 @@ from mnist_network import mnist, trained
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from auditor.attribution import METHODS, attribution, has_excitation
-from auditor.distortion import AssumedDensity, MonteCarlo, Problems
-from auditor.kernels.frank_wolfe import Step
-from auditor.obfuscation import Obfuscation, Statistics
-from auditor.partition import pixels
-from auditor.pixel_flip import FlipCurve, compare, pixel_flip, plot_curves
-from auditor.relevance import Budget, lagrangian, multi_rate, ordering
+from auditor.attribution.baselines import METHODS, attribution, has_excitation
+from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems
+from auditor.kernels.frank_wolfe.solver import Step
+from auditor.perturbation.replacement import Obfuscation, Statistics
+from auditor.perturbation.cells import pixels
+from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
+from auditor.explainers.rde.relevance_map import Budget, lagrangian, multi_rate, ordering
 
 PIECE = 10  # images between two results that are kept
 RATES = [50, 100, 150, 200, 250, 300, 350, 400]

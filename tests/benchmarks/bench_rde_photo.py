@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from auditor import Subject, open_data
-from auditor.attribution import METHODS
-from auditor.distortion import MonteCarlo, Problems
-from auditor.obfuscation import Obfuscation, Statistics
-from auditor.partition import components, grid
-from auditor.pixel_flip import FlipCurve, compare, pixel_flip, plot_curves
-from auditor.rde import RdeExplainer
-from auditor.relevance import Budget, multi_rate
+from auditor.attribution.baselines import METHODS
+from auditor.perturbation.distortion import MonteCarlo, Problems
+from auditor.perturbation.replacement import Obfuscation, Statistics
+from auditor.perturbation.cells import components, grid
+from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
+from auditor.explainers.rde.explainer import RdeExplainer
+from auditor.explainers.rde.relevance_map import Budget, multi_rate
 
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 OTHERS = ("gradient", "integrated gradients", "SmoothGrad", "Grad-CAM", "occlusion", "random")

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from auditor import Subject, open_data
 from auditor.demo import train_digits
-from auditor.kernels.jacobian_norm import largest_singular_values
-from auditor.lipschitz import bounds_at
-from auditor.model_stability import Found, input_node, input_of, last_hidden, measured
+from auditor.kernels.networks.jacobian_norm import largest_singular_values
+from auditor.stability.certified_bound import bounds_at
+from auditor.stability.model import Found, input_node, input_of, last_hidden, measured
 from auditor.subject_graph import graph_of
-from auditor.weight_layers import weight_layers
+from auditor.network.weight_layers import weight_layers
 
 
 def three(subject: Subject, images: Tensor) -> tuple[Found, float]:
@@ -144,11 +144,11 @@ def cost(repeats: int) -> bool:
 
     from torchvision.models import resnet18
 
-    from auditor.onnx_graph import export_graph
-    from auditor.plugins.exports import Exported
-    from auditor.service.engine import _Group, _pass
-    from auditor.service.runner import OnnxRunner, TorchRunner
-    from auditor.stability import make_sampler
+    from auditor.explainers.onnx_export import export_graph
+    from auditor.plugins.registry.onnx_exports import Exported
+    from auditor.service.batch_answer import _Group, _pass
+    from auditor.service.forward_pass import OnnxRunner, TorchRunner
+    from auditor.stability.decision import make_sampler
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ def shard(index: int) -> torch.Tensor:
 
 
 def child(n_images: int) -> None:
-    from auditor.kernels.streaming import factorize_stream
+    from auditor.kernels.factorization.streaming import factorize_stream
 
     fit = factorize_stream(lambda: (shard(i) for i in range(n_images // SHARD)), 8, max_iter=3)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

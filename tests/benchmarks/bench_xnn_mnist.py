@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from auditor.head_training import fit_heads
-from auditor.layers import layout_of
-from auditor.xnn import Examples, XnnConfig, make_heads, measure, srae_config
+from auditor.explainers.xnn.head_training import fit_heads
+from auditor.subject.layers import layout_of
+from auditor.explainers.xnn.explainer import Examples, XnnConfig, make_heads, measure, srae_config
 
 
 def idx(path, skip):

@@ -73,9 +73,9 @@ def current_registry(address: str) -> Iterator[None]:
 
 def register_digits(seed: int = 0, kinds: Sequence[str] = ("nmf", "xnn"), name: str = "digits") -> str:
     """Train the demo's digits CNN, register it and attach explainers named as their kinds; returns its URI."""
-    from auditor.data import open_data
+    from auditor.data.source import open_data
     from auditor.demo import train_digits
-    from auditor.explainer import fit
+    from auditor.explainers.base import fit
     from auditor.plugins import attach, load_subject, log_subject
 
     uri = log_subject(train_digits(seed)[0], name, experiment="bench")
@@ -94,10 +94,10 @@ def register_resnet18(folder: Path, *, n_images: int = 80, name: str = "resnet18
     import torch
     from torchvision.models import resnet18
 
-    from auditor.data import open_data
-    from auditor.explainer import fit
+    from auditor.data.source import open_data
+    from auditor.explainers.base import fit
     from auditor.plugins import attach, load_subject, log_subject
-    from auditor.subject import Subject
+    from auditor.subject.subject import Subject
 
     torch.manual_seed(0)
     net = resnet18(num_classes=10).eval()

@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from auditor.errors import AuditError
 from auditor.plugins import local_service
 from auditor.plugins.local_service import LocalServices, start_time
-from auditor.plugins.service_call import ServiceError, ask, ask_each, records
+from auditor.plugins.service_http import ServiceError, ask, ask_each, records
 from tests.plugins.small_service import small_service
 
 STUB = (sys.executable, str(Path(__file__).parent / "small_service.py"))

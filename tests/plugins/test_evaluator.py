@@ -15,7 +15,7 @@ from PIL import Image
 from auditor import plugins
 from auditor.errors import DataError
 from auditor.plugins import ImageDataset
-from auditor.plugins.place import resolve
+from auditor.plugins.registry.location import resolve
 
 QUICK = {"images": 20, "layers": False}
 
@@ -73,7 +73,7 @@ def test_metrics_land_on_the_run_and_on_the_logged_model(registry, once, audited
 
 
 def test_report_and_audit_are_artifacts(registry, once, audited):
-    from auditor.audit import Audit
+    from auditor.auditing.audit import Audit
 
     result, run = once
     paths = [f.path for f in mlflow.MlflowClient().list_artifacts(run.info.run_id, "auditor")]
@@ -140,10 +140,10 @@ def test_an_audit_can_be_stored_and_its_report_is_pinned(registry, audited, digi
     import json
 
     evaluate(audited, ImageDataset(*digits_arrays), {"store": True, "explainers": []})
-    tag = json.loads(resolve(audited).tags["auditor.audit"])
+    tag = json.loads(resolve(audited).tags["auditor.auditing.audit"])
     assert set(tag["files"]) == {"report.html", "model_card.json"}
     assert plugins.latest_audit(audited).digest == tag["digest"]
-    mlflow.MlflowClient().delete_model_version_tag("evaluated", "1", "auditor.audit")
+    mlflow.MlflowClient().delete_model_version_tag("evaluated", "1", "auditor.auditing.audit")
 
 
 def test_the_digest_is_over_every_pixel_and_label(digits_arrays):

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 
 from auditor import plugins
-from auditor.plugins.place import resolve
+from auditor.plugins.registry.location import resolve
 from tests.plugins.browser import browser
 from tests.plugins.server import mlflow_server
 from tests.plugins.test_server import EVIL, metric, set_gate, store_audit
@@ -41,7 +41,7 @@ def server(tmp_path_factory, trained, concepts):
         source = resolve("models:/digits/1").model_id
         client.create_model_version(EVIL_NAME, f"models:/{source}", model_id=source, description=EVIL)
         tag = {"location": EVIL, "kind": EVIL, "digest": "0" * 64, "time": EVIL}
-        client.set_model_version_tag(EVIL_NAME, "1", "auditor.explainer.x", json.dumps(tag))
+        client.set_model_version_tag(EVIL_NAME, "1", "auditor.explainers.base.x", json.dumps(tag))
         yield address
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from auditor.heatmap import to_rgb
+from auditor.attribution.heatmap import to_rgb
 
 
 @pytest.fixture(scope="session")

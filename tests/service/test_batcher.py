@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from auditor.service.batcher import Lane
-from auditor.service.engine import Job
+from auditor.service.batch_answer import Job
 from auditor.service.problems import Problem
 from auditor.service.types import Options
 

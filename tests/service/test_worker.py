@@ -9,14 +9,14 @@ import mlflow
 import pytest
 import torch
 
-from auditor.data import open_data
+from auditor.data.source import open_data
 from auditor.errors import ModelError, OptionError, TamperError
-from auditor.nmf import NmfExplainer
+from auditor.explainers.nmf.explainer import NmfExplainer
 from auditor.plugins import attach, load_subject, log_subject, verify
-from auditor.plugins.exports import export
+from auditor.plugins.registry.onnx_exports import export
 from auditor.service import worker as worker_module
-from auditor.service.engine import Job, answer_batch
-from auditor.service.loaded import load_model
+from auditor.service.batch_answer import Job, answer_batch
+from auditor.service.served_version import load_model
 from auditor.service.problems import Problem
 from auditor.service.settings import Settings
 from auditor.service.types import Options
@@ -58,7 +58,7 @@ def test_the_alias_is_followed_and_a_tampered_version_is_not_served(registry, tr
     assert second.version == "2"
 
     # version 2 is damaged before the worker takes it: version 1 is served on
-    location = json.loads(client.get_model_version("followed", "2").tags["auditor.explainer.concepts"])["location"]
+    location = json.loads(client.get_model_version("followed", "2").tags["auditor.explainers.base.concepts"])["location"]
     source = client.get_model_version("followed", "2").source.removeprefix("models:/")
     root = Path(client.get_logged_model(source).artifact_location.removeprefix("file://"))
     tensors = root / location / "tensors.safetensors"
@@ -226,7 +226,7 @@ def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, c
     assert worker._look().runner.engine == "onnx"
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("auditor.onnx_graph.TOLERANCE", -1.0)
+        patch.setattr("auditor.explainers.onnx_export.TOLERANCE", -1.0)
         with pytest.raises(
             ModelError, match=r"twice is attached to .*, but the ONNX graph was not exported: .* off by"
         ):

@@ -1,0 +1,121 @@
+"""How explanations move with something else: the image (noise), the model (shuffled weights), the fit (seeds)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from auditor.auditing.case import Case, explain, noted, similarity, strengths
+from auditor.explainers.explanation import Explanation
+from auditor.metrics.concept_matching import match_columns
+from auditor.metrics.measure import Measure, of_items, of_value, skipped
+from auditor.network.shuffled_twin import shuffled, stages
+
+UNCHANGED = 0.9  # explanations that correlate more than this with those of a destroyed model do not speak of it
+
+
+def noise(case: Case) -> dict[str, Measure]:
+    """Return noise_c2 and noise_similarity: how much contributions move when the image moves a little.
+
+    The null of the similarity is that of two different images' explanations.
+    """
+    sample, before = case.subset(case.effort.noise_images)
+    targets = [e.target.index for e in before]
+    generator = torch.Generator().manual_seed(case.seed)
+    x = sample.images
+    worst = torch.zeros(len(x), dtype=torch.float64)
+    alike = torch.zeros(len(x), dtype=torch.float64)
+    for k in range(case.effort.noise_samples):
+        d = torch.randn(x.shape, generator=generator)
+        d = d / d.flatten(1).square().mean(1).sqrt().view(-1, 1, 1, 1) * case.effort.radius
+        moved = (x + d).clamp(0, 1)
+        after = explain(case.explainer, case.subject, moved, targets, case.effort)
+        width = 1 + max((c.index for e in (*before, *after) for c in e.concepts), default=0)
+        a, b = strengths(before, width), strengths(after, width)
+        step = (moved - x).flatten(1).double().norm(dim=1).clamp_min(1e-8)
+        worst = torch.maximum(worst, (b - a).norm(dim=1) / step)
+        alike += similarity(before, after) / case.effort.noise_samples
+        case.progress("moving images", k + 1, case.effort.noise_samples)
+    null = float(similarity(before, [*before[1:], before[0]]).nanmean()) if len(before) > 1 else None
+    found = {"noise_c2": of_items(worst, "down", seed=case.seed)}
+    return found | {"noise_similarity": _without_nan(alike, "up", null, case.seed)}
+
+
+def randomisation(case: Case) -> dict[str, Measure]:
+    """Return the similarity with explanations of models whose upper layers, at last all, were shuffled; null 1.
+
+    Explanations must change: a mean above 0.9 with all layers destroyed fails the measure.
+    """
+    if case.explainer.carries_network:  # shuffling the model cannot reach it
+        reason = "it reads a network of its own, fine-tuned from the model; f_cls and f_reg tell how near the two are"
+        return {"randomisation": skipped(reason, "down")}
+    sample, before = case.subset(case.effort.random_images)
+    if case.effort.random_classes is not None:
+        classes = list(dict.fromkeys(e.target.index for e in before))[: case.effort.random_classes]
+        rows = [i for i, e in enumerate(before) if e.target.index in classes]
+        sample, before = sample.rows(rows), [before[i] for i in rows]
+    targets = [e.target.index for e in before]
+    found: dict[str, Measure] = {}
+    measure = skipped("the model has no weights to randomise", "down")
+    todo = stages(case.subject, case.effort.random_stages)
+    for k, layers in enumerate(todo):
+        with shuffled(case.subject, layers, case.seed) as other:
+            after = explain(case.explainer, other, sample.images, targets, case.effort)
+        # an explanation that fell silent has changed as much as one can
+        measure = of_items(similarity(before, after).nan_to_num(0.0), "down", null=1.0, seed=case.seed)
+        found[f"randomisation/{layers[-1] or 'model'}"] = measure
+        case.progress("randomising", k + 1, len(todo))
+    if measure.status == "passed" and measure.value > UNCHANGED:
+        reason = f"explanations stay the same (correlation {measure.value:.2f}) though all weights are shuffled"
+        measure = replace(measure, status="failed", reason=reason)
+    return {"randomisation": measure, **(found if len(found) > 1 else {})}
+
+
+def basis(case: Case) -> dict[str, Measure]:
+    """Return basis_stability: as measured in the fit, or by re-fitting on the audit's data when asked to.
+
+    Concepts of two fits are matched by the correlation of their activations over the audit's images.
+    """
+    own = case.explainer.metrics.get("basis_stability")
+    if case.effort.refits == 0:
+        if own is not None:
+            return {"basis_stability": of_value(own, "up", n=int(getattr(case.explainer.config, "refits", 1)))}
+        reason = f"kind {case.explainer.kind} does not measure it in its fit; ask for re-fits with --refits 2"
+        return {"basis_stability": skipped(reason, "up")}
+    if "max_steps" in case.explainer.per_request:
+        return {"basis_stability": skipped(f"kind {case.explainer.kind} has no basis to re-fit", "up")}
+    sample, before = case.subset(case.effort.noise_images)
+    targets = [e.target.index for e in before]
+    first = _activations(before)
+    values = []
+    for i in range(case.effort.refits):
+        config = case.explainer.config.model_copy(update={"seed": case.explainer.config.seed + 1 + i})
+        if "init" in type(config).model_fields:
+            config = config.model_copy(update={"init": "random"})
+        again = type(case.explainer)(config).fit(case.subject, case.data, case.progress)
+        second = _activations(explain(again, case.subject, sample.images, targets, case.effort))
+        values.append(float(match_columns(first - first.mean(0), second - second.mean(0)).cosine.mean()))
+    return {"basis_stability": of_items(values, "up", seed=case.seed)}
+
+
+def _activations(explanations: Sequence[Explanation]) -> Tensor:
+    width = 1 + max((c.index for e in explanations for c in e.concepts), default=0)
+    rows = torch.zeros(len(explanations), width, dtype=torch.float64)
+    for i, e in enumerate(explanations):
+        for c in e.concepts:
+            rows[i, c.index] = c.activation
+    return rows
+
+
+def _without_nan(values: Tensor, direction: Any, null: float | None, seed: int) -> Measure:
+    """Return the mean over images where the correlation exists; that others were left out is said."""
+    there = values[~values.isnan()]
+    if not len(there):
+        return skipped("no image has an explanation with more than one concept", direction)
+    gone = len(values) - len(there)
+    measure = of_items(there, direction, null=null, seed=seed)
+    return noted(measure, f"{gone} images explained by a single concept are left out" if gone else "")

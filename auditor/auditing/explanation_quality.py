@@ -1,0 +1,235 @@
+"""How good the explanations of one explainer are, on held-out images and through its public face alone.
+
+Every measure goes through ``Explainer.explain``, so it fits any kind; what does not fit is skipped with the reason.
+
+=====================  ==========  =============================================================================
+``f_cls``              up          share of images whose class survives when the explanation stands in for the model
+``f_reg``              down        mean |value told by the concepts - value of the model|
+``completeness_gap``   down        |bias + contributions + residual - target value|, relative: 0 up to rounding
+``residual_share``     down        |residual| / max(1, |target value|): what the concepts leave unexplained
+``flip_area``          down        change of the probability while the least relevant cells turn to noise first
+``deletion_area``      up          the same while the most relevant go first
+``flip_gain``          up          by how much ``flip_area`` beats a random map on the same image; null 0
+``noise_c2``           down        largest change of the contributions per change of the image, within a radius
+``noise_similarity``   up          mean correlation of explanations before and after that noise
+``orthogonality``      down        O1 of the concepts' heatmaps in one image; null: the same maps, shuffled
+``locality``           down        entropy of a concept's heatmap over a 4 x 4 grid; null: evenly spread, log 16
+``randomisation``      down        correlation of explanations with those of the model with all weights shuffled
+``basis_stability``    up          how well a re-fit finds the same concepts
+=====================  ==========  =============================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from auditor.auditing.case import Case, noted, relevance
+from auditor.errors import AuditError
+from auditor.explainers.explanation import Explanation
+from auditor.auditing.explanation_changes import basis, noise, randomisation
+from auditor.attribution.heatmap import upsample
+from auditor.metrics.locality import grid_parts, locality
+from auditor.metrics.measure import Direction, Measure, of_items, skipped
+from auditor.metrics.orthogonality import orthogonality
+from auditor.perturbation.cells import Partition, grid
+from auditor.auditing.performance import two_sided
+from auditor.perturbation.pixel_flipping import pixel_flip
+
+CELLS = 8  # per side of the grid that pixel flipping works on, at most
+LOCALITY_SIDE = 16
+MAX_GAP = 1e-4  # the contract of DESIGN.md
+FAITHFULNESS: Mapping[str, Direction] = {
+    "f_cls": "up",
+    "f_reg": "down",
+    "completeness_gap": "down",
+    "residual_share": "down",
+}
+FLIPS: Mapping[str, Direction] = {"flip_area": "down", "deletion_area": "up", "flip_gain": "up"}
+
+
+def faithfulness(case: Case) -> dict[str, Measure]:
+    """Return f_cls, f_reg, completeness_gap and residual_share."""
+    told = [e for e in case.explanations if e.bias is not None and e.residual is not None]
+    if len(told) < len(case.explanations):
+        reason = f"kind {case.explainer.kind} gives relevance without contributions"
+        return {name: skipped(reason, direction) for name, direction in FAITHFULNESS.items()}
+    seed = case.seed
+    gaps = of_items([e.gap() for e in told], "down", seed=seed)
+    if gaps.status == "passed" and max(gaps.per_image) > MAX_GAP:
+        worst = f"the parts miss the target value by {max(gaps.per_image):.2g} of it, beyond {MAX_GAP:g}"
+        gaps = replace(gaps, status="failed", reason=worst)
+    found = {"completeness_gap": gaps}
+    residual = [abs(e.residual or 0.0) for e in told]
+    scale = [max(1.0, abs(e.target_value)) for e in told]
+    if all(not r for r in residual) or case.explainer.kind == "rde":
+        found["residual_share"] = skipped(f"contributions of kind {case.explainer.kind} leave no residual", "down")
+    else:
+        found["residual_share"] = of_items([r / s for r, s in zip(residual, scale, strict=True)], "down", seed=seed)
+    logits = case.sample.logits.double()
+    if _is_surrogate(told):
+        p = two_sided(logits).softmax(1)
+        agree = [
+            float(e.target.index == e.prediction.index) if math.isfinite(e.target_value) else math.nan for e in told
+        ]
+        miss = [abs(e.target_value - float(p[i, e.target.index])) for i, e in enumerate(told)]
+        found["f_cls"] = of_items(agree, "up", null=_chance(logits), seed=seed)
+        found["f_reg"] = of_items(miss, "down", seed=seed)
+    elif case.explainer.kind == "rde":
+        reason = "contributions of kind rde add up to the logit by construction; see flip_area"
+        found |= {"f_cls": skipped(reason, "up"), "f_reg": skipped(reason, "down")}
+    else:
+        found |= _stand_in(case, told, logits)
+    return found
+
+
+def _stand_in(case: Case, told: Sequence[Explanation], logits: Tensor) -> dict[str, Measure]:
+    """Judge the logits that the concepts alone give: of all classes where the kind tells them, else of the target."""
+    hat = case.explainer.stand_in(case.subject, case.sample.images)
+    targets = torch.tensor([e.target.index for e in told])
+    if hat is None:
+        said = torch.tensor([(e.bias or 0.0) + sum(c.contribution or 0.0 for c in e.concepts) for e in told])
+        hat = logits.clone()
+        hat[torch.arange(len(told)), targets] = said.double()
+        error = (hat - logits).abs().gather(1, targets[:, None])[:, 0]
+    else:
+        hat = hat.double().cpu()
+        error = (hat - logits).abs().mean(1)
+    same = (two_sided(hat).argmax(1) == two_sided(logits).argmax(1)).double()
+    same[~hat.isfinite().all(1)] = torch.nan  # argmax takes NaN for the largest
+    return {
+        "f_cls": of_items(same, "up", null=_chance(logits), seed=case.seed),
+        "f_reg": of_items(error, "down", null=float((logits - logits.mean(0)).abs().mean()), seed=case.seed),
+    }
+
+
+def _is_surrogate(explanations: Sequence[Explanation]) -> bool:
+    """Whether the target value is not the model's own logit (a tree's value)."""
+    known = [e for e in explanations if math.isfinite(e.target_value)]
+    return any(abs(e.target_value - e.target.logit) > 1e-3 * max(1.0, abs(e.target.logit)) for e in known)
+
+
+def _chance(logits: Tensor) -> float:
+    """Return how often the class said most often would agree."""
+    said = two_sided(logits).argmax(1)
+    return float(said.bincount().max() / len(said))
+
+
+def flips(case: Case) -> dict[str, Measure]:
+    """Return flip_area, deletion_area and flip_gain; null: random maps under the same noise."""
+    sample, explanations = case.subset(case.effort.flip_images)
+    cells = flip_cells(case.subject.input_shape)
+    assert cells.layout is not None
+    maps = [relevance(e, cells.layout) for e in explanations]
+    there = [i for i, m in enumerate(maps) if m is not None]
+    if not there:
+        reason = f"kind {case.explainer.kind} gives no heatmaps of this layer"
+        return {name: skipped(reason, direction) for name, direction in FLIPS.items()}
+    scores = torch.stack([m.flatten() for m in maps if m is not None])
+    if not bool(scores.isfinite().all()):
+        return {name: of_items([math.nan], direction) for name, direction in FLIPS.items()}
+    random = torch.rand(scores.shape, generator=torch.Generator().manual_seed(case.seed))
+    images = sample.images[there]
+    targets = torch.tensor([explanations[i].target.index for i in there])
+
+    def network(x: Tensor) -> Tensor:
+        return two_sided(case.subject.logits(x).float().cpu())
+
+    areas = []
+    for k, map_ in enumerate((scores, -scores, random)):
+        curve = pixel_flip(
+            network,
+            images,
+            targets,
+            map_,
+            cells,
+            group=max(1, cells.size // case.effort.flip_steps),
+            draws=case.effort.flip_draws,
+            seed=case.seed,
+        )
+        areas.append(curve.area().double())
+        case.progress("flipping pixels", k + 1, 3)
+    own, reverse, null = areas
+    left_out = "" if len(there) == len(maps) else f"{len(maps) - len(there)} images have an empty map and are left out"
+    found = {
+        "flip_area": of_items(own, "down", null=float(null.mean()), seed=case.seed),
+        "deletion_area": of_items(reverse, "up", null=float(null.mean()), seed=case.seed),
+        "flip_gain": of_items(null - own, "up", null=0.0, seed=case.seed),
+    }
+    return {name: noted(m, left_out) for name, m in found.items()}
+
+
+def flip_cells(shape: tuple[int, int, int]) -> Partition:
+    """Return the grid that pixel flipping works on."""
+    return grid(shape, min(shape[1], CELLS), min(shape[2], CELLS))
+
+
+def shape_of_maps(case: Case) -> dict[str, Measure]:
+    """Return orthogonality and locality of the concepts' heatmaps, per image."""
+    parts = grid_parts((LOCALITY_SIDE, LOCALITY_SIDE))
+    generator = torch.Generator().manual_seed(case.seed)
+    overlap, null, spread = [], [], []
+    for e in case.explanations:
+        maps = [c.heatmap.float() for c in e.concepts if c.heatmap is not None and float(c.heatmap.sum()) > 0]
+        if not maps or maps[0].numel() < 4:
+            continue
+        weights = [
+            abs(c.contribution or c.activation)
+            for c in e.concepts
+            if c.heatmap is not None and float(c.heatmap.sum()) > 0
+        ]
+        entropies = [locality([upsample(m, (LOCALITY_SIDE, LOCALITY_SIDE))], parts) for m in maps]
+        mass = sum(w for w, h in zip(weights, entropies, strict=True) if h is not None)
+        if mass > 0:
+            spread.append(sum(w * h.entropy for w, h in zip(weights, entropies, strict=True) if h is not None) / mass)
+        found = orthogonality(torch.stack(maps)[None]) if len({m.shape for m in maps}) == 1 else None
+        if found is not None:
+            overlap.append(found.o1 / math.sqrt(found.n))
+            shuffled = torch.stack([m.flatten()[torch.randperm(m.numel(), generator=generator)] for m in maps])
+            other = orthogonality(shuffled[None, :, None])
+            null.append(other.o1 / math.sqrt(other.n) if other is not None else math.nan)
+    reason = f"kind {case.explainer.kind} gives no heatmaps of this layer"
+    n = len(case.explanations)
+    chance = sum(null) / len(null) if null else None
+    results = {}
+    for name, values, base in (("orthogonality", overlap, chance), ("locality", spread, math.log(16))):
+        if not values:
+            results[name] = skipped(reason if not spread else "fewer than two concepts have a heatmap", "down")
+        else:
+            left = "" if len(values) == n else f"{n - len(values)} images have no maps to compare and are left out"
+            results[name] = noted(of_items(values, "down", null=base, seed=case.seed), left)
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Measures taken together: the function, and the names it gives with the direction that is better."""
+
+    take: Callable[[Case], dict[str, Measure]]
+    names: Mapping[str, Direction]
+
+
+GROUPS: Mapping[str, Group] = {
+    "faithfulness": Group(faithfulness, FAITHFULNESS),
+    "pixel flipping": Group(flips, FLIPS),
+    "noise": Group(noise, {"noise_c2": "down", "noise_similarity": "up"}),
+    "heatmaps": Group(shape_of_maps, {"orthogonality": "down", "locality": "down"}),
+    "randomisation": Group(randomisation, {"randomisation": "down"}),
+    "basis": Group(basis, {"basis_stability": "up"}),
+}
+
+NAMES = frozenset(name for group in GROUPS.values() for name in group.names) | {"verified"}
+
+
+def take(name: str, case: Case) -> dict[str, Measure]:
+    """Take one group's measures; when it cannot be done they have failed, with the reason, and pass no gate."""
+    group = GROUPS[name]
+    try:
+        return group.take(case)
+    except AuditError as error:
+        reason = " ".join(str(error).split())
+        return {k: Measure(math.nan, n=0, direction=d, status="failed", reason=reason) for k, d in group.names.items()}

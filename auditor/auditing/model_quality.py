@@ -1,0 +1,88 @@
+"""Metrics of the model itself, after the interpretability framework of the extended dlADMM paper.
+
+``model/<layer>/…`` for every linear and convolutional layer: sparsity and disentanglement of its weights and
+faithfulness of their norms; ``model/…`` for the whole: accuracy, cross-entropy, and stability.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from auditor.metrics.ablation import ablate, multiplications_above, perceptron_above
+from auditor.errors import AuditError
+from auditor.explainers.base import Progress, silent
+from auditor.metrics.measure import Measure, of_items, skipped
+from auditor.stability.model import NAMES, model_stability
+from auditor.subject.subject import Subject
+from auditor.subject_graph import graph_of
+from auditor.network.weight_layers import WeightLayer, weight_layers
+from auditor.metrics.weights import weight_metrics
+
+BATCH = 64
+BUDGET = 1.5e12  # multiplications spent on ablating neurons; beyond it neurons and images are drawn
+FEW_IMAGES, FEW_NEURONS = 8, 12  # then; on the largest networks fewer images still
+
+
+def model_metrics(
+    subject: Subject, images: Tensor, labels: Tensor | None, *, seed: int = 0, progress: Progress = silent
+) -> dict[str, Measure]:
+    """Return every metric of the model by name; ``images`` are pixels, ``labels`` class indices or None."""
+    found: dict[str, Measure] = {}
+    found |= _quality(subject, images, labels, seed)
+    try:
+        layers = weight_layers(graph_of(subject))
+    except AuditError as error:
+        return found | {f"model/{name}": skipped(str(error), "down") for name in NAMES}
+    for done, layer in enumerate(layers):
+        progress("weights of every layer", done, len(layers))
+        found |= {f"model/{layer.name}/{k}": m for k, m in weight_metrics(layer.rows, seed=seed).items()}
+    progress("weights of every layer", len(layers), len(layers))
+    for done, layer in enumerate(layers):
+        progress("neurons ablated", done, len(layers))
+        faithful = _faithfulness(subject, layers, layer, images, labels, seed)
+        found[f"model/{layer.name}/faithfulness"] = faithful
+    progress("neurons ablated", len(layers), len(layers))
+    stable = model_stability(subject, images, seed=seed, progress=progress)
+    return found | {f"model/{k}": m for k, m in stable.items()}
+
+
+def _faithfulness(
+    subject: Subject, layers: list[WeightLayer], layer: WeightLayer, images: Tensor, labels: Tensor | None, seed: int
+) -> Measure:
+    """Return the layer's faithfulness on as many neurons and images as its share of the budget allows."""
+    if labels is None:
+        return skipped("the data has no labels, and without them there is no loss", "up")
+    graph = graph_of(subject)
+    n, m = len(layer.rows), len(images)
+    if perceptron_above(graph, layer) is None:
+        runs = int(BUDGET / len(layers) / max(1, multiplications_above(graph, layers, layer)))
+        if n * m > runs:
+            m = min(m, max(1, runs // n, min(FEW_IMAGES, runs // FEW_NEURONS)))
+            n = min(n, max(FEW_NEURONS, runs // m))
+    generator = torch.Generator().manual_seed(seed)
+    neurons = torch.randperm(len(layer.rows), generator=generator)[:n].sort().values
+    with subject.at_rest():
+        done = ablate(graph, layer, subject.normalise(images[:m]), labels[:m], neurons)
+    few = n < len(layer.rows) or m < len(images)
+    note = f"{n} of {len(layer.rows)} neurons, drawn at random, on {m} of {len(images)} images" if few else ""
+    return done.faithfulness(seed, note)
+
+
+def _quality(subject: Subject, images: Tensor, labels: Tensor | None, seed: int) -> dict[str, Measure]:
+    if labels is None:
+        reason = "the data has no labels"
+        return {"model/accuracy": skipped(reason, "up"), "model/cross_entropy": skipped(reason, "down")}
+    with torch.no_grad():
+        logits = torch.cat([subject.logits(part) for part in torch.split(images, BATCH)])
+    labels = labels.to(logits.device)
+    right = (logits.argmax(1) == labels).double().cpu()
+    loss = F.cross_entropy(logits.double(), labels, reduction="none").cpu()
+    n = subject.n_classes
+    return {
+        "model/accuracy": of_items(right, "up", null=1 / n, seed=seed),
+        "model/cross_entropy": of_items(loss, "down", null=math.log(n), seed=seed),
+    }

@@ -1,0 +1,63 @@
+"""Contact sheet: one row per image: the image with its prediction, then its strongest concepts with their heatmaps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from auditor.explainers.explanation import Explanation
+from auditor.attribution.heatmap import BLUE, RED, overlay
+
+INK, PAPER, PALE = (30, 30, 30), (255, 255, 255), (120, 120, 120)
+
+
+def contact_sheet(
+    images: Tensor, explanations: Sequence[Explanation], path: str | Path, *, n_concepts: int = 5, side: int = 132
+) -> Path:
+    """Draw images (batch, channels, height, width) with their explanations to a PNG and return its path."""
+    path = Path(path)
+    gap, head, foot = 14, 34, 40
+    n_concepts = min(n_concepts, max((len(e.concepts) for e in explanations), default=0))
+    width = gap + (side + gap) * (n_concepts + 1)
+    height = head + (side + foot + gap) * len(explanations)
+    sheet = Image.new("RGB", (width, height), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
+    draw.text((gap, 10), "image and prediction", INK, font)
+    draw.text((gap * 2 + side, 10), "what made it, with its contribution", INK, font)
+    for row, explanation in enumerate(explanations):
+        top = head + row * (side + foot + gap)
+        picture = overlay(images[row], images[row].mean(0) * 0, side=side)
+        sheet.paste(_bright(images[row], side, picture.size), (gap, top))
+        p, t = explanation.prediction, explanation.target
+        draw.text((gap, top + side + 2), f"{_short(p.label)}  {p.probability:.0%}", INK, font)
+        what = "tree's value" if explanation.kind == "tree" else "logit"
+        total = f"{what} {_short(t.label, 8)} = {explanation.target_value:.2f}"
+        draw.text((gap, top + side + 20), total, PALE, small)
+        ranked = explanation.ranked()[:n_concepts]
+        for column, concept in enumerate(ranked):
+            left = gap + (side + gap) * (column + 1)
+            c = concept.contribution
+            if concept.heatmap is not None:
+                sheet.paste(overlay(images[row], concept.heatmap, positive=c is None or c >= 0, side=side), (left, top))
+            colour = INK if c is None else RED if c >= 0 else BLUE
+            value = f"{concept.activation:.3g}" if c is None else f"{c:+.2f}"
+            draw.text((left, top + side + 2), value, colour, font)
+            draw.text((left, top + side + 20), _short(concept.label, 20), PALE, small)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+    return path
+
+
+def _bright(image: Tensor, side: int, size: tuple[int, int]) -> Image.Image:
+    from auditor.attribution.heatmap import to_rgb
+
+    rule = Image.Resampling.NEAREST if max(image.shape[1:]) * 4 < side else Image.Resampling.BILINEAR
+    return Image.fromarray(to_rgb(image)).resize(size, rule)
+
+
+def _short(text: str, most: int = 16) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,450 @@
+"""Concepts shared by pixels, layers and examples (kind ``coupled``): one latent space, X_b ~ P_b F for every block.
+
+An image is explained by projecting its blocks on the fitted bases: f says how much of each concept it holds. The
+factor of the explained layer turns f into a reconstruction of that layer, and contributions to the logit follow as in
+kind ``nmf`` (complete by construction). The maths is in ``kernels/coupled.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from auditor.explainers.coupled.blocks import Block, WholeLayout, layer_rows, pixel_rows, pooled_grid, scale_of, unpooled
+from auditor.explainers.contributions import contributions
+from auditor.data.source import Batch, Data
+from auditor.errors import NumericsError, OptionError
+from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.explanation import Concept, Explanation, class_scores
+from auditor.explainers.gallery import CROP, Gallery
+from auditor.kernels.factorization.coupled import Coupling, Penalties, couple, project_coupled
+from auditor.kernels.networks.linear_cka import linear_cka
+from auditor.explainers.coupled.latent_space import Neighbours, class_scores_of, distinctness, neighbours, purity
+from auditor.subject.subject import Subject
+from auditor.tcav import Tcav
+
+log = logging.getLogger(__name__)
+THUMB = 24  # pixels of a fitted example's thumbnail, for the neighbour view
+LAMBDAS = (0.1, 0.01, 0.001)  # of the paper's table, each against 1
+
+
+class CoupledConfig(ExplainerConfig):
+    """Options of kind ``coupled``."""
+
+    rank: int = Field(default=10, ge=1, description="Number of shared concepts.")
+    layers: list[str] | None = Field(default=None, description="Layers to couple; default: the explained one.")
+    pixels: bool = Field(default=True, description="Couple the pixels too, one block per channel.")
+    logits: bool = Field(default=False, description="Couple the logits as a signed block.")
+    variant: Literal["base", "group", "tv"] = Field(default="base", description="Penalty on the shared latent.")
+    solver: Literal["hals", "mu"] = Field(default="hals", description="Coordinate or multiplicative updates.")
+    init: Literal["random", "nndsvda"] = Field(default="random", description="Start of the factorization.")
+    weights: Literal["norm", "mean", "none"] = Field(default="norm", description="What each block is divided by.")
+    normalise: Literal["none", "common", "per-block"] = Field(default="none", description="Unit-norm columns.")
+    scale_rows: bool | None = Field(default=None, description="Rows of F sum to one; default: for group and tv.")
+    lambda_basis: float = Field(default=1e-4, ge=0, description="L2 penalty on the bases.")
+    lambda_latent: float = Field(default=1.0, ge=0, description="L2 penalty on F (variant base).")
+    lambda_group: float = Field(default=0.2, ge=0, description="Group penalty, about the share of a group it removes.")
+    lambda_tv: float = Field(default=0.05, ge=0, description="Total variation of F along examples sorted by label.")
+    lambda_ortho: float = Field(default=0.02, ge=0, description="Penalty on co-activation (variant tv).")
+    pool: int = Field(default=4, ge=1, description="Longest side of a layer's grid after average pooling.")
+    pixel_side: int = Field(default=32, ge=2, description="Longest side of the pixel blocks after average pooling.")
+    max_images: int = Field(default=3000, ge=2, description="Images of the fit at most, drawn evenly.")
+    max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
+    tol: float = Field(default=1e-4, ge=0, description="Stop when ten sweeps gain less than this share.")
+    lambda_table: bool = Field(default=True, description="Re-fit with other L2 penalties on F and report the CKA.")
+    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
+    top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept.")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+class CoupledExplainer(Explainer):
+    """Shared concepts of pixels, layers and examples.
+
+    ``CoupledExplainer(layers=["layer2", "layer4"], rank=10).fit(subject, data).explain(subject, images)``
+    """
+
+    kind: ClassVar[str] = "coupled"
+    Config: ClassVar[type[ExplainerConfig]] = CoupledConfig
+
+    blocks_: list[Block]
+    P_: list[Tensor]  # (rows, concepts) per block, for blocks divided by their scale
+    F_: Tensor  # (concepts, examples)
+    labels_: Tensor  # (examples,) -1 where unknown
+    ids_: list[str]
+    by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted
+    class_score_: Tensor  # (concepts, classes) latent score summed per class
+    tcav_: Tensor  # (concepts, classes)
+    thumbs_: Tensor  # uint8 (examples, channels, THUMB, THUMB)
+    gallery_: Gallery
+
+    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> CoupledExplainer:
+        """Fit the shared latent space; every n-th image is held out for the metrics."""
+        cfg: CoupledConfig = self.config
+        if cfg.target is not None:
+            subject.class_index(cfg.target)
+        names = list(dict.fromkeys(cfg.layers or [])) or [subject.layer(cfg.layer).name]
+        layer = subject.layer(cfg.layer if cfg.layer is not None else names[-1]).name
+        names = [subject.layer(name).name for name in names]
+        self.layer_ = layer
+        if layer not in names:
+            names.append(layer)
+        self.blocks_ = _blocks(subject, names, cfg)
+        X, held_X, kept, held = self._gather(subject, data, progress)
+        X, self.labels_, self.ids_ = self._sorted(X, kept)
+        thumbs = kept.images if cfg.variant != "tv" else kept.images[kept.labels.argsort(stable=True)]
+        self.blocks_ = [
+            Block(b.name, b.layer, b.channels, b.grid, float(x.min()) < 0, scale_of(x, cfg.weights))
+            for b, x in zip(self.blocks_, X, strict=True)
+        ]
+        X = self._scaled(X)
+        best = self._couple(X, self._lambda(), progress)
+        self.P_, self.F_ = best.P, best.F
+        self.metrics = {
+            "rank": float(cfg.rank),
+            "kkt": best.kkt,
+            "n_dead": float(len(best.dead)),
+            "purity": purity(best.F, self.labels_),
+            **{f"fit_relative_error/{b.name}": e for b, e in zip(self.blocks_, best.relative_errors, strict=True)},
+        }
+        for b, p in zip(self.blocks_, best.P, strict=True):
+            if b.layer is not None:
+                seen = distinctness(p)
+                self.metrics[f"top_eigenvalues/{b.name}"] = seen.top_mean
+                self.metrics[f"off_diagonal/{b.name}"] = seen.off_diagonal
+        if cfg.lambda_table and cfg.variant == "base":
+            self._lambda_table(X, progress)
+        self.class_score_ = class_scores_of(best.F, self.labels_, subject.n_classes)
+        gallery = Gallery(cfg.rank, cfg.top_images, (1, 1))
+        gallery.offer(Batch(thumbs, self.labels_, self.ids_), best.F.T.unsqueeze(-1))
+        self.gallery_ = gallery
+        small = torch.nn.functional.adaptive_avg_pool2d(thumbs, THUMB)
+        self.thumbs_ = (small * 255).round().clamp(0, 255).to(torch.uint8)
+        self._measure(subject, self._scaled(held_X) if len(held) else X, held if len(held) else kept, progress)
+        self._fitted_to(subject, data, layer)
+        return self
+
+    def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
+        """Explain each image by the shared concepts; contributions add up to the target's logit."""
+        return self._explain_by_passes(subject, images, target)
+
+    def latent(self, subject: Subject, images: Any, blocks: list[str] | None = None) -> Tensor:
+        """Return f (concepts, images) of new images, from all blocks or from those named only."""
+        self._check(subject)
+        with torch.no_grad():
+            x = subject.pixels(images)
+            logits, taken = subject.run(x, self.layers())
+            rows = self._rows(subject, x, logits, taken)
+        return self._project(rows, blocks)
+
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the explained layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        found = []
+        with torch.no_grad():
+            for x in torch.split(subject.pixels(images), self.config.batch_size):
+                logits, taken = subject.run(x, self.layers())
+                z = taken[self.layer_]
+                f = self._project(self._rows(subject, x, logits, taken))
+                layout, W = self._explained_basis(subject)
+                z_hat = layout.from_positions(W.to(z) @ f.T.unsqueeze(-1).to(z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
+
+    def neighbours(self, f: Tensor, n: int = 30) -> Neighbours:
+        """Return the fitted examples nearest to one latent vector, with their concept distribution."""
+        return neighbours(f, self.F_, n)
+
+    def latent_image(self, k: int) -> Tensor:
+        """Return concept k in pixels, (channels, height, width); empty without pixel blocks."""
+        parts = [
+            (p[:, k] * b.scale).reshape(b.grid) for b, p in zip(self.blocks_, self.P_, strict=True) if _is_pixels(b)
+        ]
+        return torch.stack(parts) if parts else torch.zeros(0, 1, 1)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the bases, the latent, the labels, what was measured by class, and the gallery's crops."""
+        own = {"latent": self.F_, "labels": self.labels_, "by_class": self.by_class_}
+        own |= {"class_score": self.class_score_, "tcav": self.tcav_, "thumbs": self.thumbs_}
+        own |= {f"basis.{i}": p for i, p in enumerate(self.P_)}
+        return {**own, **self.gallery_.tensors()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the blocks, the examples' names and the gallery's captions."""
+        return {
+            "blocks": [b.to_json() for b in self.blocks_],
+            "ids": self.ids_,
+            "gallery": self.gallery_.captions(),
+        }
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
+        """Take back stored factors."""
+        self.blocks_ = [Block.from_json(row) for row in state["blocks"]]
+        self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
+        self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])
+        self.by_class_, self.class_score_, self.tcav_ = tensors["by_class"], tensors["class_score"], tensors["tcav"]
+        self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
+
+    # inside
+
+    def _lambda(self) -> float:
+        """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
+        return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
+
+    def layers(self) -> list[str]:
+        """Return the layers of all blocks."""
+        return [b.layer for b in self.blocks_ if b.layer is not None]
+
+    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
+        rows = []
+        for b in self.blocks_:
+            if b.layer is not None:
+                rows.append(layer_rows(taken[b.layer], subject.layout(b.layer), b.grid))
+            elif b.name == "logits":
+                rows.append(logits.T.contiguous())
+            else:
+                rows.append(pixel_rows(x, int(b.name.partition(" ")[2]), b.grid))
+        return [r.float().cpu() for r in rows]
+
+    def _scaled(self, X: list[Tensor]) -> list[Tensor]:
+        return [x / b.scale for x, b in zip(X, self.blocks_, strict=True)]
+
+    def _project(self, rows: list[Tensor], names: list[str] | None = None) -> Tensor:
+        known = [b.name for b in self.blocks_]
+        for name in names or []:
+            if name not in known:
+                raise OptionError(f"coupled: there is no block {name!r}; the blocks are {', '.join(known)}.")
+        there = [
+            x if names is None or b.name in names else None
+            for x, b in zip(self._scaled(rows), self.blocks_, strict=True)
+        ]
+        try:
+            return project_coupled(there, self.P_, self._lambda())
+        except ValueError as error:
+            raise NumericsError(str(error)) from error
+
+    def _gather(
+        self, subject: Subject, data: Data, progress: Progress
+    ) -> tuple[list[Tensor], list[Tensor], Batch, Batch]:
+        """Return blocks and small images of the fitted and of the held-out examples."""
+        cfg: CoupledConfig = self.config
+        total = len(data)
+        order = torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))
+        wanted = torch.zeros(total, dtype=torch.bool)
+        wanted[order[: cfg.max_images + cfg.max_images // cfg.held_out_every]] = True
+        parts: dict[bool, list[list[Tensor]]] = {True: [], False: []}
+        seen: dict[bool, list[Batch]] = {True: [], False: []}
+        start = n_taken = 0
+        with torch.no_grad():
+            for whole in data.batches(subject, cfg.batch_size):
+                keep = wanted[start : start + len(whole)]
+                start += len(whole)
+                progress("reading activations", start, total)
+                if not bool(keep.any()):
+                    continue
+                batch = whole.take(keep)
+                logits, taken = subject.run(batch.images, self.layers())
+                rows = self._rows(subject, batch.images, logits, taken)
+                hold = torch.arange(n_taken, n_taken + len(batch)) % cfg.held_out_every == cfg.held_out_every - 1
+                n_taken += len(batch)
+                for held in (True, False):
+                    mask = hold if held else ~hold
+                    if bool(mask.any()):
+                        parts[held].append([r[:, mask] for r in rows])
+                        part = batch.take(mask)
+                        small = part.images if held else torch.nn.functional.adaptive_avg_pool2d(part.images, CROP)
+                        seen[held].append(Batch(small, part.labels, part.ids))
+        blocks = {h: [torch.cat(column, dim=1) for column in zip(*parts[h], strict=True)] for h in (True, False)}
+        for b, x in zip(self.blocks_, blocks[False], strict=True):
+            if not bool(torch.isfinite(x).all()):
+                raise NumericsError(f"coupled: block {b.name!r} has NaN or infinite values; mend the model first.")
+        return blocks[False], blocks[True], _join(seen[False], subject), _join(seen[True], subject)
+
+    def _sorted(self, X: list[Tensor], kept: Batch) -> tuple[list[Tensor], Tensor, list[str]]:
+        """Return blocks, labels and names; for total variation sorted by label, so that neighbours belong together."""
+        if self.config.variant != "tv":
+            return X, kept.labels, kept.ids
+        order = kept.labels.argsort(stable=True)
+        return [x[:, order].contiguous() for x in X], kept.labels[order], [kept.ids[i] for i in order.tolist()]
+
+    def _couple(self, X: list[Tensor], latent: float, progress: Progress, F0: Tensor | None = None) -> Coupling:
+        cfg: CoupledConfig = self.config
+        groups = self.labels_ if cfg.variant == "group" and bool((self.labels_ >= 0).any()) else None
+        n_groups = 1 if groups is None else len(set(groups.tolist()))
+        # Lambdas in units of the data's own curvature, about blocks / rank, so that they mean the same on other data.
+        unit = len(X) / cfg.rank
+        penalties = Penalties(
+            basis=(cfg.lambda_basis,) * len(X),
+            latent=latent,
+            group=cfg.lambda_group * unit * math.sqrt(X[0].shape[1] / n_groups) if cfg.variant == "group" else 0.0,
+            tv=cfg.lambda_tv * unit if cfg.variant == "tv" else 0.0,
+            ortho=cfg.lambda_ortho * unit if cfg.variant == "tv" else 0.0,
+            groups=groups,
+        )
+        scale_rows = cfg.scale_rows if cfg.scale_rows is not None else cfg.variant != "base"
+        try:
+            return couple(
+                X,
+                cfg.rank,
+                names=[b.name for b in self.blocks_],
+                signed=[b.signed for b in self.blocks_],
+                penalties=penalties,
+                solver=cfg.solver,
+                normalise=cfg.normalise,
+                scale_rows=scale_rows,
+                init=cfg.init,
+                seed=cfg.seed,
+                max_iter=cfg.max_iter,
+                tol=cfg.tol,
+                on_step=lambda t, _: progress("coupling", t, cfg.max_iter),
+            )
+        except ValueError as error:
+            raise NumericsError(f"{error}") from error
+
+    def _lambda_table(self, X: list[Tensor], progress: Progress) -> None:
+        """Report the CKA of F between lambda and smaller ones from the common start, the paper's robustness table."""
+        base = self.config.lambda_latent
+        for factor in LAMBDAS:
+            other = self._couple(X, base * factor, progress)
+            self.metrics[f"cka_lambda/{factor:g}"] = linear_cka(self.F_, other.F)
+
+    def _explained_basis(self, subject: Subject) -> tuple[WholeLayout, Tensor]:
+        """Return the explained layer's layout as one position, and its basis over all neurons, in its own scale."""
+        assert self.layer_ is not None
+        i = next(i for i, b in enumerate(self.blocks_) if b.layer == self.layer_)
+        b, full = self.blocks_[i], subject.layout(self.layer_)
+        layout = WholeLayout(full.name, full.channels, full.grid, full.prefix)
+        return layout, unpooled(self.P_[i] * b.scale, b.channels, b.grid, full.grid)
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Explain from logits and activations that a shared pass has already given."""
+        assert self.layer_ is not None
+        z = activations[self.layer_]
+        f = self._project(self._rows(subject, images, logits, activations))
+        layout, W = self._explained_basis(subject)
+        W = W.to(z)
+        chosen = self._targets(subject, logits, targets)
+        c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), chosen)
+        predictions, wanted = class_scores(logits, subject.class_names, chosen)
+        positions = subject.layout(self.layer_).to_positions(z)  # (batch, channels, positions)
+        agree = torch.einsum("ncp,cpk->nkp", positions, W.reshape(*positions.shape[1:], -1)).clamp_min(0)
+        heat = agree * f.T.unsqueeze(-1).to(z)  # where the image's activation agrees with the concept's factor
+        found = []
+        for i in range(len(chosen)):
+            near = neighbours(f[:, i], self.F_)
+            concepts = tuple(
+                Concept(
+                    index=k,
+                    label=self.label(k),
+                    activation=float(f[k, i]),
+                    contribution=float(c.contributions[i, k]),
+                    heatmap=heat[i, k].reshape(layout.grid).cpu(),
+                )
+                for k in range(f.shape[0])
+            )
+            found.append(
+                Explanation(
+                    kind=self.kind,
+                    name=self.name,
+                    prediction=predictions[i],
+                    target=wanted[i],
+                    target_value=wanted[i].logit,
+                    bias=float(c.bias[i]),
+                    residual=float(c.residual[i]),
+                    concepts=concepts,
+                    extra={
+                        "integration_error": float(c.error[i]),
+                        "neighbours": [
+                            {"id": self.ids_[j], "label": int(self.labels_[j]), "similarity": s}
+                            for j, s in zip(near.index, near.similarity, strict=True)
+                        ],
+                        "neighbour_concepts": near.concepts,
+                    },
+                )
+            )
+        return found
+
+    def _measure(self, subject: Subject, X: list[Tensor], batch: Batch, progress: Progress) -> None:
+        """Measure on held-out images: errors per block, agreement, contributions by class, TCAV."""
+        assert self.layer_ is not None
+        cfg: CoupledConfig = self.config
+        f = project_coupled(X, self.P_, self._lambda())
+        layout, W = self._explained_basis(subject)
+        tcav = Tcav(W, subject.n_classes)
+        by_class = torch.zeros(cfg.rank, subject.n_classes, dtype=torch.float64)
+        seen = torch.zeros(subject.n_classes, dtype=torch.float64)
+        agree = logit_error = 0.0
+        images = batch.images
+        if tuple(images.shape[1:]) != subject.input_shape:  # too few images to hold any out: small copies serve
+            images = torch.nn.functional.interpolate(images, size=subject.input_shape[1:], mode="bilinear")
+        for lo in range(0, len(batch), cfg.batch_size):
+            part = slice(lo, lo + cfg.batch_size)
+            with torch.no_grad():
+                logits, taken = subject.run(images[part], [self.layer_])
+            z = taken[self.layer_]
+            targets = logits.argmax(1)
+            S = f[:, part].T.unsqueeze(-1).to(z)
+            c = contributions(subject, self.layer_, layout, z, logits, W.to(z), S, targets.tolist())
+            labels = batch.labels[part]
+            tcav.add(subject, self.layer_, z, torch.where(labels >= 0, labels, targets.cpu()))
+            agree += float((c.logits_hat.argmax(1) == targets).sum())
+            logit_error += float((c.logits_hat - logits).abs().mean(1).double().sum())
+            by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
+            seen += torch.bincount(targets.cpu(), minlength=subject.n_classes)
+            progress("measuring", min(lo + cfg.batch_size, len(batch)), len(batch))
+        self.by_class_ = (by_class / seen.clamp_min(1)).float()
+        self.tcav_ = tcav.scores()
+        for b, x, p in zip(self.blocks_, X, self.P_, strict=True):
+            norm = float(x.norm())
+            self.metrics[f"relative_error/{b.name}"] = float((x - p @ f).norm()) / norm if norm else 0.0
+        i = next(i for i, b in enumerate(self.blocks_) if b.layer == self.layer_)
+        self.metrics["relative_error"] = self.metrics[f"relative_error/{self.blocks_[i].name}"]
+        self.metrics["f_cls"], self.metrics["f_reg"] = agree / len(batch), logit_error / len(batch)
+        self.metrics["n_held_out"] = float(len(batch))
+        if math.isnan(self.metrics["purity"]):
+            del self.metrics["purity"]
+
+
+def _is_pixels(b: Block) -> bool:
+    return b.layer is None and b.name.startswith("pixels ")
+
+
+def _blocks(subject: Subject, layers: list[str], cfg: CoupledConfig) -> list[Block]:
+    found = []
+    if cfg.pixels:
+        channels, *size = subject.input_shape
+        grid = pooled_grid((size[0], size[1]), cfg.pixel_side)
+        found += [Block(f"pixels {i}", None, 1, grid) for i in range(channels)]
+    for name in layers:
+        layout = subject.layout(name)
+        found.append(Block(name, name, layout.channels, pooled_grid(layout.grid, cfg.pool)))
+    if cfg.logits:
+        found.append(Block("logits", None, subject.n_classes, (1, 1)))
+    return found
+
+
+def _join(batches: list[Batch], subject: Subject) -> Batch:
+    if not batches:
+        return Batch(torch.zeros(0, *subject.input_shape), torch.zeros(0, dtype=torch.int64), [])
+    ids = [name for b in batches for name in b.ids]
+    return Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]), ids)

@@ -1,0 +1,148 @@
+"""What a deepfacto fit works on: its options, the layer it may factorize, and the images with what is known of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from auditor.data.source import Batch, Data
+from auditor.explainers.deepfacto.factor_admm import Settings, Task
+from auditor.errors import DataError, LayerError, NumericsError, OptionError
+from auditor.explainers.base import ExplainerConfig, Progress
+from auditor.subject.layers import Layout
+from auditor.subject.subject import Subject
+
+DEFAULT_RANK = 16
+
+
+class DeepFactoConfig(ExplainerConfig):
+    """Options of kind ``deepfacto``."""
+
+    rank: int | None = Field(default=None, ge=1, description="Number of factors; default 16 or what the layer has.")
+    cells: int | None = Field(
+        default=None, ge=1, description="Side of the grid of means that the head reads; default: 1, 2 or 4, by trial."
+    )
+    epochs: int = Field(default=12, ge=0, description="Passes over the images; 0 stops after the warm start.")
+    train_batch: int = Field(default=32, ge=1, description="Images per step of the training.")
+    lr: float = Field(default=1e-3, gt=0, description="Step size of the layers below, by Adam with cosine decay.")
+    beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
+    gamma: float = Field(default=1.0, gt=0, description="Penalty that ties Z to the product M S.")
+    reconstruction: float = Field(default=0.03, ge=0, description="Weight that draws the layer into what M S shows.")
+    anchor: float = Field(default=0.01, ge=0, description="Penalty that ties Z to the model's own activation.")
+    trust: float = Field(default=0.1, gt=0, description="Largest change the head may ask of a batch's scores at once.")
+    supervision: float = Field(default=1.0, ge=0, description="Weight of what the heads ask for; 0: none of it.")
+    pooled: float = Field(default=1.0, ge=0, description="Weight of a second head, on mean scores, in the training.")
+    l1: float = Field(default=0.0, ge=0, description="Penalty on the scores that the training asks for: fewer of them.")
+    dual_step: float = Field(default=0.0, ge=0, le=1, description="Damping of the duals; 0: penalties only.")
+    fidelity: float = Field(default=0.1, ge=0, le=1, description="Share of the model's own logits in the head's fit.")
+    max_images: int = Field(default=10_000, ge=8, description="Images at most, drawn evenly.")
+    max_positions: int = Field(default=40_000, ge=16, description="Positions of the warm start's factorization.")
+    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
+    attributes: str | None = Field(default=None, description="CSV of attributes per image or class, for the probe.")
+    threshold: float = Field(default=0.5, description="An attribute above it means yes (50 for percentages).")
+    refits: int = Field(default=1, ge=0, description="Re-fits from other starts, for the basis stability; 0: none.")
+    top_images: int = Field(default=8, ge=1, le=64, description="Images kept per factor, as small crops.")
+    memory_limit: float | None = Field(default=None, gt=0, description="GiB the training may take; default: free ones.")
+
+    def settings(self, seed: int) -> Settings:
+        """Return what the training takes."""
+        names = ("beta", "gamma", "reconstruction", "anchor", "trust", "supervision", "pooled", "l1", "dual_step", "lr")
+        same = {k: getattr(self, k) for k in names}
+        return Settings(**same, batch=self.train_batch, epochs=self.epochs, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Images, labels (the model's predictions where unknown), the model's logits, and which are held out."""
+
+    batch: Batch
+    labels: Tensor
+    logits: Tensor
+    held: Tensor
+    labelled: bool
+
+    def task(self, fidelity: float) -> Task:
+        """Return the part that the training sees."""
+        fit = ~self.held
+        return Task(self.batch.images[fit], self.labels[fit], self.logits[fit], fidelity)
+
+
+def factorizable_layer(subject: Subject, name: str | None) -> str:
+    """Return the layer to factorize; default: the suggested one, or the last non-negative one if that is signed."""
+    found = subject.layer(name)
+    if found.nonnegative:
+        return found.name
+    others = [item for item in subject.layers() if item.explainable and item.nonnegative and item.shape[0] > 1]
+    features = [item for item in others if item.layout is not None and item.layout.channels != subject.n_classes]
+    features = [item for item in features if item.is_spatial] or features
+    if name is None and features:
+        return features[-1].name
+    hint = f"take one after a ReLU, such as {features[-1].name!r}" if features else "this model has none after a ReLU"
+    raise LayerError(
+        f"deepfacto: layer {found.name!r} gives negative values, and a non-negative factorization cannot show them; "
+        f"{hint} (kind nmf explains signed layers too)."
+    )
+
+
+def rank_for(rank: int | None, layer: str, layout: Layout) -> int:
+    """Return the rank, at most the layer's width."""
+    if rank is not None and rank > layout.channels:
+        raise OptionError(
+            f"deepfacto: rank must be at most the {layout.channels} channels of layer {layer!r}, got {rank}; choose a "
+            "smaller one."
+        )
+    return rank if rank is not None else min(DEFAULT_RANK, layout.channels)
+
+
+def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress: Progress) -> Examples:
+    """Read ``n`` images drawn evenly, with labels and the model's logits; every few-th is held out."""
+    total = len(data)
+    wanted = torch.zeros(total, dtype=torch.bool)
+    wanted[torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))[:n]] = True
+    batches, logits, start = [], [], 0
+    with torch.no_grad():
+        for whole in data.batches(subject, cfg.batch_size):
+            keep = wanted[start : start + len(whole)]
+            start += len(whole)
+            progress("reading images", start, total)
+            if bool(keep.any()):
+                batches.append(whole.take(keep))
+                logits.append(subject.logits(batches[-1].images).float().cpu())
+    ids = [i for b in batches for i in b.ids]
+    batch = Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]), ids)
+    y = torch.cat(logits)
+    if not bool(torch.isfinite(y).all()):
+        raise NumericsError("deepfacto: the model gives NaN or infinite logits on these images; mend the model first.")
+    labelled = bool((batch.labels >= 0).any())
+    labels = batch.labels if labelled else y.argmax(1)
+    classes = sorted(set(labels[labels >= 0].tolist()))
+    if len(classes) < 2:
+        what = "is labelled" if labelled else "is predicted"
+        raise DataError(
+            f"deepfacto: every image {what} {subject.class_names[classes[0]]!r}, and a head needs at least two classes "
+            "to tell apart; give data with others."
+        )
+    if classes[-1] >= subject.n_classes:
+        raise DataError(
+            f"deepfacto: label {classes[-1]} is beyond the model's {subject.n_classes} classes; give its own data."
+        )
+    held = torch.arange(len(ids)) % cfg.held_out_every == cfg.held_out_every - 1
+    if not bool(held.any()) or len(set(labels[~held & (labels >= 0)].tolist())) < 2:
+        raise DataError(
+            f"deepfacto: {len(ids)} images are too few to train on some and measure on others; give more images."
+        )
+    return Examples(batch, labels, y, held, labelled)
+
+
+def check_activations(Z: Tensor, layer: str) -> None:
+    """Refuse activations that are not finite, or negative."""
+    if not bool(torch.isfinite(Z).all()):
+        raise NumericsError(f"deepfacto: layer {layer!r} gives NaN or infinite values; mend the model first.")
+    if float(Z.min()) < 0:
+        raise LayerError(
+            f"deepfacto: layer {layer!r} gives negative values on these images (down to {float(Z.min()):.3g}), and a "
+            "non-negative factorization cannot show them; take a layer after a ReLU."
+        )

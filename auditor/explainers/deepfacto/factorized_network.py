@@ -1,0 +1,76 @@
+"""A network with a non-negative factorization inside, as one module: layer, scores, linear head. It can be exported.
+
+The projection on the basis is unrolled to a fixed number of accelerated projected gradient steps, since a graph has no
+loop that ends when it is exact; how far that is from exact is measured when the network is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.network.below_layer import first_tensor
+from auditor.kernels.factorization.deepfacto import LinearHead
+from auditor.subject.layers import Layout
+
+
+class ScoreLayer(nn.Module):
+    """Activations to scores (batch, rank, height, width):  argmin_{S >= 0} |Z/scale - M S|^2  in ``n_steps`` steps."""
+
+    def __init__(self, M: Tensor, scale: float, layout: Layout, n_steps: int) -> None:
+        super().__init__()
+        G = (M.double().T @ M.double()).to(M)
+        top = float(torch.linalg.eigvalsh(G.double())[-1])
+        step = 1.0 / max(top, 1e-12)
+        self.layout, self.n_steps = layout, n_steps
+        self.register_buffer("project", (step / scale * M.T).contiguous())
+        self.register_buffer("decay", torch.eye(len(G), dtype=M.dtype) - step * G)
+        self.project: Tensor
+        self.decay: Tensor
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return the scores of a layer's native output."""
+        p = self.layout.to_positions(z)
+        drive = self.project @ p
+        here = ahead = drive.clamp_min(0)
+        t = 1.0
+        for _ in range(self.n_steps):
+            there = (self.decay @ ahead + drive).clamp_min(0)
+            t_next = (1 + (1 + 4 * t * t) ** 0.5) / 2
+            # a column that turned back starts its momentum anew (O'Donoghue & Candes 2015)
+            back = ((ahead - there) * (there - here)).sum(1, keepdim=True) > 0
+            push = torch.where(back, torch.zeros_like(drive[:, :1]), torch.full_like(drive[:, :1], (t - 1) / t_next))
+            ahead, here, t = there + push * (there - here), there, t_next
+        return here.reshape(p.shape[0], here.shape[1], *self.layout.grid)
+
+
+class FactorizedNetwork(nn.Module):
+    """``body`` up to its layer, then ``scores``, then the linear ``head`` on pooled scores."""
+
+    def __init__(self, body: nn.Module, layer: str, scores: ScoreLayer, head: LinearHead) -> None:
+        super().__init__()
+        self.body, self.layer, self.scores = body, layer, scores
+        self.register_buffer("pool", head.pool.clone())
+        self.pool: Tensor
+        self.head = nn.Linear(head.weight[0].numel(), len(head.bias))
+        with torch.no_grad():
+            self.head.weight.copy_(head.weight.flatten(1))
+            self.head.bias.copy_(head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits; what the body does after the layer has no effect and is dropped by an export."""
+        found: list[Tensor] = []
+
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            found.append(first_tensor(output, self.layer).clone())
+
+        handle = self.body.get_submodule(self.layer).register_forward_hook(keep)
+        try:
+            self.body(x)
+        finally:
+            handle.remove()
+        S = self.scores(found[0]).flatten(2)
+        logits: Tensor = self.head((S @ self.pool).flatten(1))
+        return logits

@@ -1,0 +1,86 @@
+"""Harvest: activations of one layer as channels by positions, sampled uniformly in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from auditor.data.source import Batch, Data
+from auditor.errors import NumericsError
+from auditor.explainers.base import Progress
+from auditor.subject.layers import Layout
+from auditor.subject.subject import Subject
+
+
+class Reservoir:
+    """Keeps at most ``size`` columns of all that are put in, each with the same chance, whatever the batches were.
+
+    Every column draws a random key in the order of arrival; the smallest keys stay. Memory is at most twice the size.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self._rng = np.random.default_rng(seed)
+        self._columns: list[Tensor] = []
+        self._keys: list[Tensor] = []
+        self._held = 0
+
+    def put(self, columns: Tensor) -> None:
+        """Take columns (channels, n)."""
+        keys = torch.from_numpy(self._rng.random(columns.shape[1]))
+        if self._held >= self.size and self._keys:
+            near = keys < self._keys[0].max()  # after a prune the first entry holds the smallest keys
+            columns, keys = columns[:, near], keys[near]
+        self._columns.append(columns)
+        self._keys.append(keys)
+        self._held += columns.shape[1]
+        if self._held > 2 * self.size:
+            self._prune()
+
+    def columns(self) -> Tensor:
+        """Return what was kept, (channels, at most size), in the order of arrival."""
+        self._prune()
+        return self._columns[0]
+
+    def _prune(self) -> None:
+        columns, keys = torch.cat(self._columns, dim=1), torch.cat(self._keys)
+        if keys.numel() > self.size:
+            keep = keys.topk(self.size, largest=False).indices.sort().values
+            columns, keys = columns[:, keep], keys[keep]
+        self._columns, self._keys, self._held = [columns.contiguous()], [keys], keys.numel()
+
+
+def harvest(
+    subject: Subject,
+    data: Data,
+    layer: str,
+    *,
+    batch_size: int,
+    every: int,
+    progress: Progress,
+) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
+    """Yield batch, held-out mask, logits and activations; NaN and infinite activations are an error."""
+    start, total = 0, len(data)
+    with torch.no_grad():
+        for batch in data.batches(subject, batch_size):
+            logits, found = subject.run(batch.images, [layer])
+            z = found[layer]
+            bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
+            if bad:
+                raise NumericsError(
+                    f"layer {layer!r}: {bad} of {len(batch)} images give NaN or infinite activations (batch that "
+                    f"starts with {batch.ids[0]}); mend the model or its preprocessing first."
+                )
+            held = torch.arange(start, start + len(batch)) % every == every - 1
+            start += len(batch)
+            progress("reading activations", start, total)
+            yield batch, held, logits, z
+
+
+def as_columns(layout: Layout, z: Tensor) -> Tensor:
+    """Return activations (batch, …) as one matrix (channels, batch * positions)."""
+    p = layout.to_positions(z)
+    return p.permute(1, 0, 2).reshape(p.shape[1], -1)

@@ -1,0 +1,356 @@
+"""Concepts by non-negative matrix factorization of one layer's activations (kind ``nmf``).
+
+Activations of all images, read as channels by positions, are factorized  A ~ W S,  W >= 0 and S >= 0: the columns of W
+are concepts, S says where each is seen. A new image is projected on the basis (S only), and its concepts' contributions
+add up to the logit (see `contributions`). A signed layer (GELU, no ReLU) is factorized by semi-NMF: W free, S >= 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from auditor.explainers.contributions import contributions
+from auditor.data.source import Data
+from auditor.errors import NumericsError, OptionError
+from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.explanation import Concept, Explanation, class_scores
+from auditor.explainers.gallery import Gallery
+from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
+from auditor.kernels.factorization.nmf import Factorization, factorize
+from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
+from auditor.kernels.factorization.streaming import factorize_stream
+from auditor.subject.layers import Layout
+from auditor.metrics.concept_matching import match_columns
+from auditor.subject.subject import Subject
+
+log = logging.getLogger(__name__)
+
+AUTO_RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+AUTO_GAIN = 0.03  # a next rank must lower the held-out error by this share of the smallest rank's to be worth it
+
+
+class NmfConfig(ExplainerConfig):
+    """Options of kind ``nmf``."""
+
+    rank: int | Literal["auto"] | None = Field(
+        default=None, description="Number of concepts; 'auto' chooses by held-out error; default 10 or what fits."
+    )
+    init: Literal["nndsvda", "random"] = Field(default="nndsvda", description="Start of the factorization.")
+    max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
+    tol: float = Field(default=1e-4, gt=0, description="Stop when ten sweeps gain less than this share.")
+    max_positions: int = Field(default=40_000, ge=16, description="Positions kept in memory for the factorization.")
+    epochs: int = Field(
+        default=0, ge=0, description="Passes over all positions that refine the basis beyond those kept in memory."
+    )
+    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
+    max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
+    refits: int = Field(default=2, ge=1, description="Re-fits from other starts, for the basis stability.")
+    top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept, as small crops.")
+
+
+class NmfExplainer(Explainer):
+    """Concept basis of one layer by NMF (semi-NMF where the layer is signed).
+
+    ``NmfExplainer(layer="layer4", rank=10).fit(subject, data).explain(subject, images)``
+    """
+
+    kind: ClassVar[str] = "nmf"
+    Config: ClassVar[type[ExplainerConfig]] = NmfConfig
+
+    W_: Tensor  # (channels, concepts), unit columns, the most important first
+    importance_: Tensor  # (concepts,) mean |contribution| to the predicted class, held-out images
+    by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted; 0 where it never was
+    signed_: bool
+    gallery_: Gallery
+    _ready: tuple[Tensor, Basis] | None = None  # the basis made ready for projection, and the W it was made of
+
+    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
+        """Fit the basis on the data; every n-th image is held out for the metrics."""
+        cfg: NmfConfig = self.config
+        layer = subject.layer(cfg.layer).name
+        layout = subject.layout(layer)
+        if cfg.target is not None:
+            subject.class_index(cfg.target)
+        if isinstance(cfg.rank, int) and cfg.rank < 1:
+            raise OptionError(f"nmf: rank must be at least 1, got {cfg.rank}.")
+        fit_columns, held_columns = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
+        n_images = n_held = 0
+        low = 0.0
+        for batch, held, _, z in harvest(
+            subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=progress
+        ):
+            fit_columns.put(as_columns(layout, z[~held]))
+            held_columns.put(as_columns(layout, z[held]))
+            low = min(low, float(z.min()))
+            n_images, n_held = n_images + len(batch), n_held + int(held.sum())
+        X, Y = fit_columns.columns(), held_columns.columns()
+        if n_held == 0:
+            log.warning(
+                "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
+            )
+            Y = X
+        self.signed_ = low < 0
+        if self.signed_:
+            log.info("nmf: layer %s has negative values; semi-NMF is used (basis free, scores non-negative)", layer)
+        self.layer_ = layer
+        rank = self._choose_rank(X, Y, progress)
+        best = self._factorize(X, rank, cfg.seed, cfg.init, progress)
+        self.W_ = best.W
+        self.metrics = {
+            "rank": float(rank),
+            "kkt": best.kkt,
+            "fit_relative_error": best.relative_error,
+            "basis_stability": self._basis_stability(X, best.W, progress),
+        }
+        if cfg.epochs:
+            self._stream(subject, data, layout, progress)
+        self._measure(subject, data, layout, n_held == 0, progress)
+        self._fitted_to(subject, data, layer)
+        return self
+
+    def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
+        """Explain each image by the concepts of the basis; contributions add up to the target's logit."""
+        return self._explain_by_passes(subject, images, target)
+
+    def layers(self) -> list[str]:
+        """Return the one layer of the basis."""
+        assert self.layer_ is not None
+        return [self.layer_]
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Explain from logits and activations that a shared pass has already given."""
+        assert self.layer_ is not None
+        layout, z = subject.layout(self.layer_), activations[self.layer_]
+        return self.explain_scores(subject, logits, z, self.scores(layout, z), self._targets(subject, logits, targets))
+
+    def explain_scores(
+        self, subject: Subject, logits: Tensor, z: Tensor, S: Tensor, targets: list[int]
+    ) -> list[Explanation]:
+        """Explain from scores S (batch, concepts, positions) that are already known."""
+        assert self.layer_ is not None
+        layout = subject.layout(self.layer_)
+        c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets)
+        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
+        # whole tensors become lists at once: number by number costs more than the mathematics
+        biases, residuals, errors = c.bias.tolist(), c.residual.tolist(), c.error.tolist()
+        means, parts = S.mean(-1).tolist(), c.contributions.tolist()
+        return [
+            Explanation(
+                kind=self.kind,
+                name=self.name,
+                prediction=predictions[i],
+                target=wanted[i],
+                target_value=wanted[i].logit,
+                bias=biases[i],
+                residual=residuals[i],
+                concepts=tuple(
+                    Concept(
+                        index=k,
+                        label=self.label(k),
+                        activation=means[i][k],
+                        contribution=parts[i][k],
+                        heatmap=maps[i, k],
+                    )
+                    for k in range(S.shape[1])
+                ),
+                extra={"integration_error": errors[i]},
+            )
+            for i in range(len(targets))
+        ]
+
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits of the layer as the concepts reconstruct it."""
+        assert self.layer_ is not None
+        layout, found = subject.layout(self.layer_), []
+        with torch.no_grad():
+            for part in torch.split(subject.pixels(images), self.config.batch_size):
+                z = subject.activations(part, [self.layer_])[self.layer_]
+                z_hat = layout.from_positions(self.W_.to(z) @ self.scores(layout, z), z)
+                found.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(found)
+
+    def scores(self, layout: Layout, z: Tensor) -> Tensor:
+        """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
+        if self._ready is None or self._ready[0] is not self.W_:
+            self._ready = self.W_, prepare(self.W_)
+        return project_images(layout.to_positions(z), self._ready[1])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return basis, importance, contributions by class and the gallery's crops."""
+        own = {"basis": self.W_, "importance": self.importance_, "by_class": self.by_class_}
+        return {**own, **self.gallery_.tensors()}
+
+    def state(self) -> dict[str, Any]:
+        """Return the sign of the layer and the gallery's captions."""
+        return {"signed": self.signed_, "gallery": self.gallery_.captions()}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
+        """Take back a stored basis."""
+        self.W_, self.importance_, self.by_class_ = tensors["basis"], tensors["importance"], tensors["by_class"]
+        self.signed_ = bool(state["signed"])
+        self.gallery_ = Gallery.restore(tensors, state["gallery"])
+
+    # inside
+
+    def _factorize(self, X: Tensor, rank: int, seed: int, init: Any, progress: Progress) -> Factorization:
+        cfg: NmfConfig = self.config
+        channels, positions = X.shape
+        if rank > min(channels, positions):
+            raise OptionError(
+                f"nmf: rank must be at most {min(channels, positions)} for layer {self.layer_!r}, {channels} channels "
+                f"and {positions} positions, got {rank}; choose a smaller rank or give more images."
+            )
+
+        def on_step(t: int, _objective: float) -> None:
+            progress(f"factorizing, rank {rank}", t, cfg.max_iter)
+
+        try:
+            return factorize(
+                X, rank, seed=seed, init=init, max_iter=cfg.max_iter, tol=cfg.tol, signed=self.signed_, on_step=on_step
+            )
+        except ValueError as error:
+            raise NumericsError(f"layer {self.layer_!r}: {error}") from error
+
+    def _stream(self, subject: Subject, data: Data, layout: Layout, progress: Progress) -> None:
+        """Refine the basis on every position of the images of the fit; memory holds one batch at a time."""
+        cfg: NmfConfig = self.config
+        assert self.layer_ is not None
+        layer, epoch = self.layer_, 0
+
+        def shards() -> Iterator[Tensor]:
+            def told(_stage: str, done: int, total: int | None) -> None:
+                progress(f"pass {epoch + 1} of {cfg.epochs + 1} over all positions", done, total)
+
+            for _, held, _, z in harvest(
+                subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=told
+            ):
+                if not bool(held.all()):
+                    yield as_columns(layout, z[~held]).float().contiguous()
+
+        def on_step(t: int, _objective: float) -> None:
+            nonlocal epoch
+            epoch = t
+
+        try:
+            fit = factorize_stream(
+                shards,
+                self.W_.shape[1],
+                W0=self.W_,
+                signed=self.signed_,
+                max_iter=cfg.epochs,
+                tol=cfg.tol,
+                on_step=on_step,
+            )
+        except ValueError as error:
+            raise NumericsError(f"layer {layer!r}: {error}") from error
+        self.W_ = fit.W
+        self.metrics.update(
+            kkt=fit.kkt, fit_relative_error=fit.relative_error, fit_epochs=fit.n_iter, fit_positions=fit.positions
+        )
+        log.info(
+            "nmf: %d passes over %d positions: relative error %.4f (%s)",
+            fit.n_iter + 1, fit.positions, fit.relative_error, fit.status.value,
+        )  # fmt: skip
+
+    def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
+        rank = self.config.rank
+        top = min(X.shape)
+        if isinstance(rank, int):
+            return rank
+        if rank is None:
+            return min(10, top)
+        errors: dict[int, float] = {}
+        for r in [r for r in AUTO_RANKS if r <= top] or [1]:
+            W = self._factorize(X, r, self.config.seed, self.config.init, progress).W
+            errors[r] = relative_error(Y, W)
+        ranks = sorted(errors)
+        chosen = ranks[-1]
+        for a, b in itertools.pairwise(ranks):
+            if errors[a] - errors[b] < AUTO_GAIN * errors[ranks[0]]:
+                chosen = a
+                break
+        log.info("nmf: rank %d chosen by held-out error %s", chosen, {r: round(e, 4) for r, e in errors.items()})
+        return chosen
+
+    def _basis_stability(self, X: Tensor, W: Tensor, progress: Progress) -> float:
+        """Return the mean matched cosine between the basis and re-fits from other, random starts."""
+        cosines = []
+        for i in range(self.config.refits):
+            other = self._factorize(X, W.shape[1], self.config.seed + 1 + i, "random", progress).W
+            cosines.append(float(match_columns(W, other).cosine.mean()))
+        return sum(cosines) / len(cosines)
+
+    def _measure(self, subject: Subject, data: Data, layout: Layout, use_all: bool, progress: Progress) -> None:
+        """Measure on held-out images: errors, agreement, sparsity, importance; gather the top images of all."""
+        cfg: NmfConfig = self.config
+        assert self.layer_ is not None
+        k = self.W_.shape[1]
+        gallery = Gallery(k, cfg.top_images, layout.grid)
+        sums = dict.fromkeys(("lost", "total", "agree", "logit_error", "zero", "scores", "error", "n"), 0.0)
+        importance = torch.zeros(k, dtype=torch.float64)
+        by_class = torch.zeros(k, subject.n_classes, dtype=torch.float64)
+        seen = torch.zeros(subject.n_classes, dtype=torch.float64)
+
+        def told(_stage: str, done: int, total: int | None) -> None:
+            progress("measuring", done, total)
+
+        for batch, held, logits, z in harvest(
+            subject, data, self.layer_, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=told
+        ):
+            S = self.scores(layout, z)
+            gallery.offer(batch, S)
+            rows = (held | use_all).nonzero()[: max(0, cfg.max_eval - int(sums["n"])), 0]
+            if rows.numel() == 0:
+                continue
+            z, S, logits = z[rows], S[rows], logits[rows]
+            p = layout.to_positions(z)
+            targets = logits.argmax(1)
+            c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets.tolist())
+            sums["lost"] += float((p - self.W_.to(z) @ S).double().square().sum())
+            sums["total"] += float(p.double().square().sum())
+            sums["agree"] += float((c.logits_hat.argmax(1) == targets).sum())
+            sums["logit_error"] += float((c.logits_hat - logits).abs().mean(1).double().sum())
+            sums["zero"] += float((1e-6 * S.max().clamp_min(1e-30) >= S).sum())
+            sums["scores"] += S.numel()
+            sums["error"] += float((c.error / logits.gather(1, targets[:, None])[:, 0].abs().clamp_min(1)).sum())
+            sums["n"] += len(rows)
+            importance += c.contributions.abs().sum(0).cpu()
+            by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
+            seen += torch.bincount(targets.cpu(), minlength=subject.n_classes)
+        n = sums["n"]
+        order = importance.argsort(descending=True, stable=True)
+        self.W_ = self.W_[:, order].contiguous()
+        self.importance_ = (importance[order] / n).float()
+        self.by_class_ = (by_class[order] / seen.clamp_min(1)).float()
+        self.gallery_ = gallery.reordered(order.tolist())
+        self.metrics.update(
+            relative_error=(sums["lost"] / sums["total"]) ** 0.5 if sums["total"] else 0.0,
+            f_cls=sums["agree"] / n,
+            f_reg=sums["logit_error"] / n,
+            sparsity=sums["zero"] / sums["scores"],
+            integration_error=sums["error"] / n,
+            n_held_out=n,
+        )
+
+
+def relative_error(X: Tensor, W: Tensor) -> float:
+    """Return |X - W S| / |X| with S the projection of X on W."""
+    return float((X - W @ project(X, W)).norm() / X.norm().clamp_min(1e-30))

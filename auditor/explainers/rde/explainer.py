@@ -1,0 +1,294 @@
+"""Rate-distortion explanations of single images (kind ``rde``): the pixels that suffice for a decision.
+
+The artifact holds what replaces a pixel (statistics of the data), the rates, the solver's settings and a calibrated
+distortion limit; the masks are found per request by Frank-Wolfe, within a budget, with the gap reached.
+
+The concepts of an explanation are nested bands of cells: the k_1 most relevant, the next up to k_2, and so on. A band
+contributes what the expected logit gains when it is shown on top of the bands before it, so that
+``bias`` (the expected logit of pure noise) plus all contributions is the logit.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from auditor.data.source import Data, open_data
+from auditor.errors import DataError, OptionError
+from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.explanation import Concept, Explanation, class_scores
+from auditor.perturbation.replacement import Obfuscation, Statistics
+from auditor.perturbation.pixel_flipping import pixel_flip
+from auditor.explainers.rde.rate_curve import RateCurve, SmallestSet, descending, kept_up_to, measure, smallest_set
+from auditor.explainers.rde.search import COARSE_SIDES, CURVE_SHARES, FINE, Found, RdeConfig, Search, cells
+from auditor.explainers.rde.relevance_map import Budget, checked_rates
+from auditor.subject.subject import Subject
+
+log = logging.getLogger(__name__)
+
+ORDER_SHOWN = 4096  # cells of an ordering that an explanation lists
+CALIBRATION_WORK = 100_000_000  # components through the network, so that a fit is as long whatever the image size
+CALIBRATION_PATIENCE = 6  # times the time of a request: only a slow network meets this limit
+
+
+class RdeExplainer(Explainer):
+    """Relevance by rate and distortion: which cells keep the decision when all others turn into noise.
+
+    ``RdeExplainer(rates=(0.1, 0.3)).fit(subject, data).explain(subject, images, timeout_s=2.0)``
+    """
+
+    kind: ClassVar[str] = "rde"
+    Config: ClassVar[type[ExplainerConfig]] = RdeConfig
+    per_request: ClassVar[frozenset[str]] = frozenset({"timeout_s", "max_steps"})
+
+    obfuscation_: Obfuscation
+    limit_: float  # the calibrated distortion limit d
+
+    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> RdeExplainer:
+        """Gather the statistics of the data, then explain held-out images to calibrate the limit and measure."""
+        cfg: RdeConfig = self.config
+        if cfg.layer is not None:
+            raise OptionError(f"rde: it explains the image itself and takes no layer, got {cfg.layer!r}; leave it out.")
+        if cfg.target is not None:
+            subject.class_index(cfg.target)
+        checked_rates(cfg.rates, cells(cfg, subject.input_shape, torch.zeros(1, *subject.input_shape)).size)
+        statistics, held = self._gather(subject, data, progress)
+        if cfg.reference is not None:
+            if cfg.obfuscation != "reference":
+                raise OptionError(f"rde: a reference set needs obfuscation=reference, got {cfg.obfuscation}; set both.")
+            statistics = self._gather(subject, open_data(cfg.reference), progress)[0]
+        self.obfuscation_ = Obfuscation.fitted(
+            cfg.obfuscation, statistics, spread=cfg.spread, blur_sigma=cfg.blur_sigma
+        )
+        self._calibrate(subject, held, progress)
+        self._fitted_to(subject, data, None)
+        return self
+
+    def explain(
+        self,
+        subject: Subject,
+        images: Any,
+        target: int | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        max_steps: int | None = None,
+    ) -> list[Explanation]:
+        """Explain each image; ``timeout_s`` (per image) and ``max_steps`` (per rate) replace those of the fit."""
+        cfg: RdeConfig = self.config
+        self._check(subject)
+        search = Search(cfg, self.obfuscation_, subject)
+        seconds = cfg.timeout_s if timeout_s is None else timeout_s
+        steps = cfg.max_steps if max_steps is None else max_steps
+        found: list[Explanation] = []
+        for x in torch.split(_pixels(subject, images), cfg.batch_size):
+            with torch.no_grad():
+                logits = subject.logits(x).float().cpu()
+            targets = self._targets(subject, logits, target)
+            budget = Budget(steps, None if seconds is None else seconds * len(x), cfg.gap_share)
+            deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
+            maps = search.run(x, torch.tensor(targets), budget)
+            found.extend(self._explanations(subject, maps, logits, targets, deadline))
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the statistics of the obfuscation."""
+        o = self.obfuscation_
+        return {"centre": o.centre, "spread": o.spread, "factor": o.factor, "reference": o.reference}
+
+    def state(self) -> dict[str, Any]:
+        """Return the calibrated limit."""
+        return {"max_distortion": self.limit_}
+
+    def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
+        """Take back stored statistics and limit."""
+        cfg: RdeConfig = self.config
+        centre, spread, factor, reference = (tensors[name] for name in ("centre", "spread", "factor", "reference"))
+        self.obfuscation_ = Obfuscation(cfg.obfuscation, centre, spread, factor, reference, cfg.blur_sigma)
+        self.limit_ = float(state["max_distortion"])
+
+    # inside
+
+    def _gather(self, subject: Subject, data: Data, progress: Progress) -> tuple[Statistics, Tensor]:
+        """Return the statistics of the data and some images held out of them."""
+        cfg: RdeConfig = self.config
+        random = torch.Generator().manual_seed(cfg.seed)
+        statistics: Statistics | None = None
+        held: list[Tensor] = []
+        seen = 0
+        for batch in data.batches(subject, cfg.batch_size):
+            out = (torch.arange(seen, seen + len(batch)) % cfg.held_out_every) == cfg.held_out_every - 1
+            seen += len(batch)
+            held.extend(batch.images[out][: max(0, cfg.calibration_images - len(held))])
+            if bool((~out).any()):
+                shard = Statistics.of(batch.images[~out], random, cfg.rank, cfg.reference_size)
+                statistics = shard if statistics is None else statistics.merge(shard)
+            progress("gathering statistics", seen, len(data))
+        if statistics is None or statistics.count < 2:
+            raise DataError(f"rde: wanted at least 2 images for the noise statistics, got {seen}; give more data.")
+        if not held:
+            log.warning("rde: only %d images, none can be held out; the limit is calibrated on those of the fit", seen)
+            held = list(statistics.sample[: cfg.calibration_images])
+        return statistics, torch.stack(held)
+
+    def _explanations(
+        self, subject: Subject, maps: Found, logits: Tensor, targets: list[int], deadline: float | None
+    ) -> list[Explanation]:
+        cfg: RdeConfig = self.config
+        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        limit = self._limit()
+        out: list[Explanation] = []
+        for i, (prediction, goal) in enumerate(zip(predictions, wanted, strict=True)):
+            order, curve, bands = self._curve(maps, i)
+            smallest, curve = smallest_set(maps.fresh, i, order, curve, limit, cfg.keep_probability, deadline=deadline)
+            concepts = self._concepts(maps, i, order, curve, bands, goal.logit)
+            bias = float(curve.logit[curve.at(0)])
+            extra = {
+                "summary": _summary(smallest, maps.partition.size, goal.label, limit),
+                "method": cfg.method,
+                "objective": maps.objective,
+                "cells": maps.partition.size,
+                "relevance": _rounded(maps.partition.heatmap(maps.score[i], i)),
+                "ordering": order[:ORDER_SHOWN].tolist(),
+                "curve": curve.to_json(),
+                "smallest_set": None
+                if smallest is None
+                else {"cells": smallest.size, "distortion": smallest.distortion, "kept": smallest.kept},
+                "max_distortion": limit,
+                "solver": maps.solver[i],
+                "draws": maps.fresh.noise.shape[1],
+                "notes": maps.notes,
+            }
+            out.append(
+                Explanation(
+                    kind=self.kind,
+                    name=self.name,
+                    prediction=prediction,
+                    target=goal,
+                    target_value=goal.logit,
+                    bias=bias,
+                    residual=goal.logit - bias - sum(c.contribution or 0.0 for c in concepts),
+                    concepts=concepts,
+                    extra=extra,
+                )
+            )
+        return out
+
+    def _limit(self) -> float:
+        limit: float | None = self.config.max_distortion
+        return self.limit_ if limit is None else limit
+
+    def _curve(self, maps: Found, i: int) -> tuple[Tensor, RateCurve, list[int]]:
+        """Return the ordering of one image, its measured curve, and the sizes that bound its bands."""
+        m = maps.partition.size
+        order = descending(maps.score[i], torch.Generator().manual_seed(self.config.seed))
+        bands = [k for k in checked_rates(self.config.rates, m) if k < m]
+        sizes = [round(share * m) for share in CURVE_SHARES]
+        return order, measure(maps.fresh, i, order, [*sizes, *bands]), bands
+
+    def _concepts(
+        self, maps: Found, i: int, order: Tensor, curve: RateCurve, bands: list[int], logit: float
+    ) -> tuple[Concept, ...]:
+        """Return the nested bands of cells with what each adds to the expected logit."""
+        m, score = maps.partition.size, maps.score[i]
+        concepts, low, before = [], 0, float(curve.logit[curve.at(0)])
+        for index, high in enumerate([*bands, m]):
+            after = logit if high == m else float(curve.logit[curve.at(high)])
+            band = torch.zeros(m).index_fill_(0, order[low:high], 1.0)
+            concepts.append(
+                Concept(
+                    index=index,
+                    label=self.labels.get(index, f"cells {low + 1} to {high} of {m}, by relevance"),
+                    activation=float(score[order[low:high]].mean()),
+                    contribution=after - before,
+                    heatmap=maps.partition.heatmap(band, i),
+                )
+            )
+            low, before = high, after
+        return tuple(concepts)
+
+    def _calibrate(self, subject: Subject, x: Tensor, progress: Progress) -> None:
+        """Explain held-out images: the limit is the largest distortion up to which the median one keeps its decision.
+
+        The work is counted, not timed, so that the same seed gives the same artifact; only a network so slow that a
+        map takes several times the time of a request is cut short.
+        """
+        cfg: RdeConfig = self.config
+        n = x[0].numel()
+        rates = len(cfg.rates)
+        x = x[: max(2, min(len(x), CALIBRATION_WORK // (n * rates * cfg.draws * 8)))]
+        levels = 1 if x[0, 0].numel() <= FINE else 1 + len(COARSE_SIDES)
+        steps = max(2, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
+        patience = None if cfg.timeout_s is None else CALIBRATION_PATIENCE * cfg.timeout_s * len(x)
+        with torch.no_grad():
+            targets = torch.tensor(self._targets(subject, subject.logits(x).cpu(), None))
+        progress("calibrating", 0, len(x))
+        search = Search(cfg, self.obfuscation_, subject)
+        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 32)))
+        maps = search.run(x, targets, Budget(steps, patience, cfg.gap_share), draws)
+        curves = []
+        for i in range(len(x)):
+            curves.append(self._curve(maps, i))
+            progress("calibrating", i + 1, len(x))
+        limits = torch.tensor([kept_up_to(curve, cfg.keep_probability) for _, curve, _ in curves])
+        self.limit_ = float(limits.quantile(0.5))  # an image that is barely decided must not set it to nothing
+        sets = [
+            smallest_set(maps.fresh, i, order, curve, self._limit(), cfg.keep_probability)[0]
+            for i, (order, curve, _) in enumerate(curves)
+        ]
+        self._measure(maps, curves, [s.size for s in sets if s is not None])
+
+    def _measure(self, maps: Found, curves: list[tuple[Tensor, RateCurve, list[int]]], sets: list[int]) -> None:
+        """Say how good the maps of the held-out images are."""
+        cfg: RdeConfig = self.config
+        p, m = maps.fresh.problems, maps.partition.size
+        blank = sum(float(curve.distortion[curve.at(0)]) for _, curve, _ in curves) / len(curves)
+        noise = torch.rand(maps.score.shape, generator=torch.Generator().manual_seed(cfg.seed))
+        own, random = (
+            pixel_flip(p.network, p.images, p.targets, s, maps.partition, group=max(1, m // 16), draws=8, seed=cfg.seed)
+            for s in (maps.score, noise)
+        )
+        self.metrics = {
+            "flip_area": float(own.area().mean()),
+            "flip_area_random": float(random.area().mean()),
+            "max_distortion": self._limit(),
+            "blank_distortion": blank,
+            "n_held_out": float(len(curves)),
+        }
+        if sets:
+            self.metrics["smallest_share"] = sum(sets) / len(sets) / m
+        if cfg.method == "multi-rate" and blank > 0:
+            found = [rate for solver in maps.solver for rate in solver["rates"] if rate["gap"] is not None]
+            scale = blank * len(found)
+            self.metrics["gap_share"] = sum(r["gap"] for r in found) / scale
+            self.metrics["distortion_share"] = sum(r["monte_carlo"] for r in found) / scale
+            self.metrics["surrogate_error"] = sum(abs(r["distortion"] - r["monte_carlo"]) for r in found) / scale
+
+
+def _pixels(subject: Subject, images: Any) -> Tensor:
+    """Return checked pixels; of a batch of tensors it is said how many are out of range."""
+    if isinstance(images, Tensor) and images.is_floating_point() and images.numel():
+        flat = images.reshape(len(images) if images.dim() == 4 else 1, -1)
+        outside = ~((flat >= 0) & (flat <= 1)).all(1)
+        if bool(outside.any()):
+            raise DataError(
+                f"rde: {int(outside.sum())} of {len(flat)} images leave the range [0, 1] of pixels or hold NaN; "
+                f"give pixels, the subject applies mean and std."
+            )
+    return subject.pixels(images)
+
+
+def _summary(smallest: SmallestSet | None, cells: int, label: str, limit: float) -> str:
+    if smallest is None:
+        return f"no set of cells keeps {label!r} with distortion below {limit:.3g}: it is not what the model predicts"
+    return (
+        f"{smallest.size} of {cells} cells keep {label!r} in {smallest.kept:.0%} of draws with distortion "
+        f"{smallest.distortion:.3g}, below {limit:.3g}"
+    )
+
+
+def _rounded(heat: Tensor) -> list[list[float]]:
+    return [[round(float(v), 6) for v in row] for row in heat]

@@ -1,0 +1,144 @@
+"""Fidelity d_D(F): how well single code values of single features tell attributes nobody trained on (paper, eq. 3).
+
+Every feature i and code j give two yes/no features, [v_i = j] and [v_i != j]; an attribute scores the best F1 among all
+of them, the fidelity is the mean over attributes. Two numbers keep it honest: the ``floor`` that an always-yes feature
+reaches, 2 pi / (1 + pi) for an attribute of frequency pi (any code that never occurs is one), and ``honest``, where the
+feature is chosen on one half of the images and scored on the other, both ways round. The paper's maximum is taken on
+the very images it is scored on, over 2^(r+1) n candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from auditor.errors import DataError, NumericsError, ShapeError
+from auditor.kernels.trees.code_counts import code_counts
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Scores in [0, 1]; the arrays have one entry per attribute that varies on the images.
+
+    ``best_feature``, ``best_code`` and ``is_equal`` name the winner per attribute: [v_feature == code] or its opposite.
+    """
+
+    score: float
+    floor: float
+    honest: float
+    honest_floor: float
+    attributes: Ints  # columns of the attribute matrix that were scored
+    per_attribute: Floats
+    best_feature: Ints
+    best_code: Ints
+    is_equal: NDArray[np.bool_]
+    n_constant: int  # attributes left out because all images agree on them
+    n_constant_in_a_half: int  # left out of ``honest`` only
+
+
+def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fidelity:
+    """Return the fidelity of ``codes`` (images, features) to yes/no ``attributes`` (images, attributes).
+
+    >>> v = np.array([[0], [0], [3], [3]], np.uint8)
+    >>> fidelity(v, np.array([[1], [1], [0], [0]]), bits=2).score
+    1.0
+    """
+    codes, marks = _checked(codes, attributes, bits)
+    varies = marks.any(0) & ~marks.all(0)
+    if not varies.any():
+        raise DataError(
+            f"fidelity: none of the {marks.shape[1]} attributes varies on the {len(marks)} images; give others."
+        )
+    kept = np.flatnonzero(varies)
+    marks = np.ascontiguousarray(marks[:, kept])
+    score, winner = _best_f1(codes, marks, bits)
+    frequency = marks.mean(0)
+    order = np.random.default_rng(seed).permutation(len(marks))
+    halves = (order[: len(order) // 2], order[len(order) // 2 :])
+    fair = np.array([marks[h].any(0) & ~marks[h].all(0) for h in halves]).all(0)
+    honest = honest_floor = float("nan")
+    if fair.any():
+        picked = marks[:, fair]
+        scores, floors = [], []
+        for choose, test in (halves, halves[::-1]):
+            _, (feature, code, equal) = _best_f1(codes[choose], picked[choose], bits)
+            said = (codes[test][:, feature] == code) == equal
+            scores.append(f1(picked[test], said).mean())
+            floors.append(_always_yes(picked[test].mean(0)).mean())
+        honest, honest_floor = float(np.mean(scores)), float(np.mean(floors))
+    feature, code, equal = winner
+    return Fidelity(
+        float(score.mean()),
+        float(_always_yes(frequency).mean()),
+        honest,
+        honest_floor,
+        kept,
+        score,
+        feature,
+        code,
+        equal,
+        int((~varies).sum()),
+        int((~fair).sum()),
+    )
+
+
+def f1(truth: NDArray[np.bool_], said: NDArray[np.bool_]) -> Floats:
+    """Return the F1 score per column, 2 TP / (said yes + true yes), 0 where both are empty.
+
+    >>> f1(np.array([[1], [1], [0], [0]], bool), np.array([[1], [0], [1], [0]], bool)).tolist()
+    [0.5]
+    """
+    both, total = (truth & said).sum(0), truth.sum(0) + said.sum(0)
+    return np.asarray(2 * both / np.maximum(total, 1), dtype=np.float64)
+
+
+def _always_yes(frequency: Floats) -> Floats:
+    return 2 * frequency / (1 + frequency)
+
+
+def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Ints, NDArray[np.bool_]]]:
+    """Return the best F1 per attribute and its (feature, code, equal); the first of equals in that order wins."""
+    n, n_codes = len(codes), 2**bits
+    counts = code_counts(codes, marks, n_codes)
+    hits, said = counts[:, :, :-1].reshape(-1, marks.shape[1]), counts[:, :, -1].reshape(-1, 1)
+    true = marks.sum(0)[None]
+    best = np.full(marks.shape[1], -1.0)
+    place = np.zeros(marks.shape[1], dtype=np.int64)
+    equal = np.ones(marks.shape[1], dtype=bool)
+    step = 4096  # candidates at a time: a bounded buffer
+    for first in range(0, len(hits), step):
+        tp, yes = hits[first : first + step].astype(np.float64), said[first : first + step]
+        for is_equal in (True, False):
+            both, total = (tp, yes + true) if is_equal else (true - tp, n - yes + true)
+            value = 2 * both / np.maximum(total, 1)
+            top = value.argmax(0)
+            found = value[top, np.arange(value.shape[1])]
+            better = found > best
+            best[better], place[better], equal[better] = found[better], (first + top)[better], is_equal
+    return best, (place // n_codes, place % n_codes, equal)
+
+
+def _checked(codes: Any, attributes: Any, bits: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    codes, marks = np.asarray(codes), np.asarray(attributes)
+    if codes.ndim != 2 or marks.ndim != 2 or len(codes) != len(marks) or not codes.shape[1]:
+        raise ShapeError(
+            f"fidelity: codes and attributes must be (images, features) and (images, attributes), "
+            f"got {codes.shape} and {marks.shape}."
+        )
+    if len(codes) < 2:
+        raise DataError(f"fidelity: needs at least two images, got {len(codes)}.")
+    if not ((codes >= 0) & (codes < 2**bits) & (codes == np.round(codes))).all():
+        raise NumericsError(
+            f"fidelity: codes of {bits} bits must be integers in 0..{2**bits - 1}, got {codes.min()}..{codes.max()}."
+        )
+    if not np.isin(marks, (0, 1)).all():
+        raise NumericsError(
+            "fidelity: attributes must be 0 or 1; threshold numeric ones first (class attributes of CUB at 50)."
+        )
+    return codes.astype(np.uint8), marks.astype(bool)

@@ -1,0 +1,4 @@
+"""Kind ``xnn``: explanation heads (sparse reconstruction autoencoders) trained for a class.
+
+May use: explainers and what it may use, kernels/networks.
+"""

@@ -1,0 +1,145 @@
+"""Tail: the part of a network above one layer, run alone.
+
+``Subject.forward_from`` runs the whole network and swaps the layer's output on the way, which is right for any module
+and costs a pass below the layer. Where the network's graph can be traced, the operations above the layer run by
+themselves. A tail is checked against ``forward_from`` when it is made; where it cannot be made only speed is lost.
+
+Where the tail is affine in the layer's output (pooling and a linear head) its gradient is one map per class for all
+images, and contributions need no integration at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from auditor.network.aten_graph import AtenGraph, Node, Values, call
+from auditor.errors import AuditError
+from auditor.subject.subject import Subject
+from auditor.subject_graph import graph_of
+
+log = logging.getLogger(__name__)
+
+N_TRIALS = 3
+CLOSE = 1e-4  # relative: what folding and other orders of float32 sums may change
+
+
+class Tail:
+    """Logits as a function of one layer's output (native shape, any batch), differentiable."""
+
+    def __init__(self, graph: AtenGraph, layer: str, n_classes: int) -> None:
+        self.graph, self.layer, self.n_classes = graph, layer, n_classes
+        self.start: Node = graph.layer(layer)
+        needed = graph.before(graph.output)
+        above: set[Node] = {self.start}
+        steps = []
+        for node in graph.steps:
+            if node is self.start or node not in needed:
+                continue
+            depends = any(n in above for n in node.all_input_nodes)
+            if depends:
+                above.add(node)
+            if depends or self._is_shape(node, graph):
+                steps.append(node)
+        self.steps = _only_needed(steps, graph.output)
+        self.is_affine = False
+        self._zero: Tensor | None = None
+        self._slopes: dict[int, Tensor] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def _is_shape(node: Node, graph: AtenGraph) -> bool:
+        """Whether a node off the path is a constant or reads only the batch size; its inputs can be had anywhere."""
+        return not isinstance(node.meta.get("val"), Tensor) or node not in graph.live
+
+    def __call__(self, z: Tensor) -> Tensor:
+        """Return the logits (batch, classes) when the layer puts out ``z``."""
+        image = torch.empty(len(z), *self.graph.shape, device="meta")  # only its shape is ever asked for
+        values: Values = {self.graph.input: image, **self.graph.constants, self.start: z}
+        for node in self.steps:
+            values[node] = call(node, values.__getitem__)
+        out: Tensor = values[self.graph.output]
+        return out[:, None] if out.ndim == 1 else out
+
+    def at_zero(self, like: Tensor) -> Tensor:
+        """Return the logits (1, classes) of an empty layer, computed once."""
+        if self._zero is None:
+            with torch.no_grad():
+                self._zero = self(torch.zeros_like(like[:1]))
+        return self._zero
+
+    def slope(self, target: int, like: Tensor) -> Tensor:
+        """Return the gradient of one logit by the layer, (1, …): the same everywhere when the tail is affine."""
+        found = self._slopes.get(target)
+        if found is None:
+            with torch.enable_grad():
+                z = torch.zeros_like(like[:1]).requires_grad_(True)
+                (found,) = torch.autograd.grad(self(z)[0, target], z)
+            with self._lock:
+                if len(self._slopes) < 4096:
+                    self._slopes[target] = found
+        return found
+
+
+_TAILS: WeakKeyDictionary[Subject, dict[str, Tail | None]] = WeakKeyDictionary()
+
+
+def prepare_tail(subject: Subject, layer: str) -> Tail | None:
+    """Make the tail above a layer once; from then on contributions of this subject use it. None when it cannot be."""
+    known = _TAILS.setdefault(subject, {})
+    if layer not in known:
+        try:
+            known[layer] = _checked(subject, layer)
+        except Exception as error:  # whatever export or a foreign operation raises costs only speed
+            log.info("no tail above layer %s: %s", layer, " ".join(str(error).split())[:160])
+            known[layer] = None
+    return known[layer]
+
+
+def tail_of(subject: Subject, layer: str) -> Tail | None:
+    """Return the tail above a layer if it was prepared."""
+    return _TAILS.get(subject, {}).get(layer)
+
+
+def values_from(subject: Subject, layer: str) -> Callable[[Tensor], Tensor]:
+    """Return the fastest function there is from the layer's output to the logits."""
+    tail = tail_of(subject, layer)
+    return tail if tail is not None else lambda z: subject.forward_from(layer, z)
+
+
+def _checked(subject: Subject, layer: str) -> Tail | None:
+    if subject.max_batch is not None:
+        return None  # a frozen batch: the graph cannot take another
+    graph = graph_of(subject)
+    if graph.batch is not None:
+        return None
+    tail = Tail(graph, layer, subject.n_classes)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(N_TRIALS, *subject.input_shape, generator=generator).to(subject.device, subject.dtype)
+    with torch.no_grad():
+        z = subject.activations(x, [layer])[layer]
+        points = torch.cat([z, 2 * z.flip(0), torch.zeros_like(z[:1]), -z[:1]])
+        found, wanted = tail(points), subject.forward_from(layer, points)
+        scale = float(wanted.abs().max().clamp_min(1.0))
+        if found.shape != wanted.shape or float((found - wanted).abs().max()) > CLOSE * scale:
+            raise AuditError(f"the graph above {layer!r} does not give the model's logits")
+        half = z[:1] * 0.25 + z[1:2] * 0.75
+        mixed = tail(half) - (tail(z[:1]) * 0.25 + tail(z[1:2]) * 0.75)
+        doubled = tail(3 * z) - 3 * tail(z) + 2 * tail(torch.zeros_like(z[:1]))
+        bend = max(float(mixed.abs().max()), float(doubled.abs().max()) / 3)
+        tail.is_affine = bend <= CLOSE * scale
+    return tail
+
+
+def _only_needed(steps: list[Node], output: Node) -> list[Node]:
+    """Return the steps that the output is computed from."""
+    there, wanted = set(steps), {output}
+    for node in reversed(steps):
+        if node in wanted:
+            wanted.update(n for n in node.all_input_nodes if n in there)
+    return [node for node in steps if node in wanted]

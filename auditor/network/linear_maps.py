@@ -1,0 +1,321 @@
+"""Linear maps in a graph, each with the two operations excitation backprop asks of it.
+
+``spread(a)`` is  f(a; W^+)  and ``gather(q)`` is  f^T(q; W^+),  without bias; ``sign=-1`` uses  (-W)^+  instead, the
+dual neuron of contrastive excitation backprop. Masses carry the neurons in front of the node's own shape.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from auditor.network.aten_graph import CONVOLUTIONS, AtenGraph, Node, source
+
+aten = torch.ops.aten
+TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
+PADDED_BY_NAME = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+SOFTMAXES = (aten.softmax.int, aten._softmax.default)
+
+
+class LinearMap(ABC):
+    """A linear map from one node's value to another's."""
+
+    child: Node
+
+    @abstractmethod
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Return  f(a; (sign W)^+)  for  ``a``  of the child's shape."""
+
+    @abstractmethod
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Return  f^T(q; (sign W)^+)  for  ``q``  of shape (neurons, *shape of the node)."""
+
+
+@dataclass(frozen=True)
+class Convolution(LinearMap):
+    """Convolution of any rank, with stride, dilation, groups and (possibly uneven) zero padding."""
+
+    child: Node
+    clipped: Clipped
+    shape: tuple[int, ...]  # of the child's value
+    stride: list[int]
+    pad: list[tuple[int, int]]  # before and after, per spatial dimension
+    dilation: list[int]
+    groups: int
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        w = self.clipped(sign)
+        conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+        even, a = self._even(a)
+        return conv(a, w, None, self.stride, even, self.dilation, self.groups)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        w = self.clipped(sign)
+        if self._is_plain() and sign > 0:  # a convolution with mirrored weights is faster than the transposed one
+            x = F.conv2d(q.flatten(0, 1), self.clipped.mirrored(), None, 1, [k - 1 - p for k, (p, _) in self._sides()])
+            return x.reshape(*q.shape[:2], *x.shape[1:])
+        even, _ = self._even(None)
+        uneven = even == [0] * len(even) and any(b != a for b, a in self.pad)
+        size = [s + (sum(p) if uneven else 0) for s, p in zip(self.shape[2:], self.pad, strict=True)]
+        missing = [
+            s - ((o - 1) * st - 2 * e + d * (k - 1) + 1)
+            for s, o, st, e, d, k in zip(size, q.shape[3:], self.stride, even, self.dilation, w.shape[2:], strict=True)
+        ]
+        conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.stride) - 1]
+        x = conv(q.flatten(0, 1), w, None, self.stride, even, missing, self.groups, self.dilation)
+        if uneven:
+            for dim, (before, _) in enumerate(self.pad):
+                x = x.narrow(dim + 2, before, self.shape[dim + 2])
+        return x.reshape(*q.shape[:2], *x.shape[1:])
+
+    def _sides(self) -> list[tuple[int, tuple[int, int]]]:
+        return list(zip(self.clipped.weight.shape[2:], self.pad, strict=True))
+
+    def _is_plain(self) -> bool:
+        """Whether it is two-dimensional with stride, dilation and groups 1 and less padding than kernel."""
+        fits = all(before == after < k for k, (before, after) in self._sides())
+        return self.stride == [1, 1] and self.dilation == [1, 1] and self.groups == 1 and fits
+
+    def _even(self, a: Any) -> tuple[list[int], Any]:
+        """Return the padding that the convolution itself can do, and ``a`` padded here when it cannot."""
+        if all(before == after for before, after in self.pad):
+            return [before for before, _ in self.pad], a
+        flat = [side for pair in reversed(self.pad) for side in pair]
+        return [0] * len(self.pad), None if a is None else F.pad(a, flat)
+
+
+@dataclass(frozen=True)
+class TransposedConvolution(LinearMap):
+    """Transposed convolution; its own transpose is an ordinary convolution."""
+
+    child: Node
+    clipped: Clipped
+    options: tuple[Any, ...]  # stride, padding, output padding, groups, dilation
+    rank: int
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        conv = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self.rank - 1]
+        return conv(a, self.clipped(sign), None, *self.options)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        stride, padding, _, groups, dilation = self.options
+        conv = (F.conv1d, F.conv2d, F.conv3d)[self.rank - 1]
+        x = conv(q.flatten(0, 1), self.clipped(sign), None, stride, padding, dilation, groups)
+        return x.reshape(*q.shape[:2], *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Dense(LinearMap):
+    """``x @ W^T`` over the last dimension."""
+
+    child: Node
+    clipped: Clipped
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        return F.linear(a, self.clipped(sign))
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        return q @ self.clipped(sign)
+
+
+@dataclass(frozen=True)
+class AveragePool(LinearMap):
+    """Average and adaptive average pooling in two dimensions: uniform positive weights in each window."""
+
+    child: Node
+    node: Node
+    args: list[Any]
+    shape: tuple[int, ...]
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        pooled: Tensor = self.node.target(a, *self.args)
+        return pooled if sign > 0 else torch.zeros_like(pooled)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        flat = q.flatten(0, 1).contiguous()
+        like = flat.new_empty((len(flat), *self.shape[1:]))
+        if sign < 0:
+            return torch.zeros_like(like).reshape(*q.shape[:2], *like.shape[1:])
+        if self.node.target is aten.avg_pool2d.default:
+            kernel, *rest = self.args
+            defaults: list[Any] = [[], [0, 0], False, True, None]
+            x: Tensor = aten.avg_pool2d_backward.default(flat, like, kernel, *rest, *defaults[len(rest) :])
+        else:
+            x = aten._adaptive_avg_pool2d_backward.default(flat, like)
+        return x.reshape(*q.shape[:2], *x.shape[1:])
+
+
+@dataclass(frozen=True)
+class Mean(LinearMap):
+    """Mean or sum over some dimensions; the common factor cancels in the walk, so both are a sum here."""
+
+    child: Node
+    dims: list[int]
+    keepdim: bool
+    shape: tuple[int, ...]
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        total = a.sum(self.dims, self.keepdim)
+        return total if sign > 0 else torch.zeros_like(total)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        if not self.keepdim:
+            for dim in sorted(self.dims):
+                q = q.unsqueeze(dim + 1)
+        whole = q.expand(len(q), *self.shape)
+        return whole.clone() if sign > 0 else torch.zeros_like(whole)
+
+
+@dataclass(frozen=True)
+class Attention(LinearMap):
+    """A matrix of attention weights, all non-negative, applied to the values."""
+
+    child: Node
+    weights: Tensor
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        return self.weights @ a if sign > 0 else torch.zeros_like(self.weights @ a)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        back = self.weights.transpose(-1, -2) @ q
+        return back if sign > 0 else torch.zeros_like(back)
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Weights with their negative part cut off, kept for the next call while the weights stay as they are."""
+
+    weight: Tensor
+    kept: dict[Any, tuple[Any, Tensor]]
+    key: Node
+
+    def __call__(self, sign: int) -> Tensor:
+        """Return  (sign W)^+."""
+        if sign < 0:
+            return self.weight.neg().clamp_(min=0)
+        return self._kept("clipped", lambda: _channels_last(self.weight.clamp(min=0)))
+
+    def mirrored(self) -> Tensor:
+        """Return the clipped weights of a convolution with input and output channels and both axes turned round."""
+        return self._kept("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
+
+    def _kept(self, form: str, make: Callable[[], Tensor]) -> Tensor:
+        stamp = (self.weight.data_ptr(), self.weight._version)
+        held = self.kept.get((self.key, form))
+        if held is None or held[0] != stamp:
+            held = self.kept[self.key, form] = (stamp, make())
+        return held[1]
+
+
+def _channels_last(w: Tensor) -> Tensor:
+    """Lay the weights of a two-dimensional convolution out as the walk lays out its maps."""
+    return w.contiguous(memory_format=torch.channels_last if w.dim() == 4 else torch.contiguous_format)
+
+
+def linear_map(
+    graph: AtenGraph, values: dict[Node, Any], node: Node, pinned: frozenset[Node], kept: dict[Any, Any]
+) -> LinearMap | None:
+    """Return the linear map that ``node`` is (with batch norm folded in), or None when it is none."""
+    at = node.args[0] if graph.folds(node, pinned) else node
+    assert isinstance(at, Node)
+    target, args = at.target, [values[a] if _is_size(values, a) else a for a in at.args]
+    child = args[0]
+    if target in CONVOLUTIONS or target in PADDED_BY_NAME:
+        return _convolution(graph, values, node, at, args, pinned, kept)
+    if target is aten.linear.default and args[1] in graph.constants:
+        return Dense(child, Clipped(graph.weights(node, pinned)[0], kept, node))
+    if target in TRANSPOSED and args[1] in graph.constants:
+        defaults = [1, 0, 0, 1, 1]
+        options = tuple(args[3:]) + tuple(defaults[len(args[3:]) :])
+        return TransposedConvolution(child, Clipped(graph.constants[args[1]], kept, node), options, _rank(values, at))
+    if target in (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default):
+        return AveragePool(child, at, args[1:], tuple(values[child].shape))
+    if target in (aten.mean.dim, aten.sum.dim_IntList):
+        dims = [d % values[child].dim() for d in args[1]]
+        return Mean(child, dims, len(args) > 2 and bool(args[2]), tuple(values[child].shape))
+    if target is aten.scaled_dot_product_attention.default:
+        return Attention(args[2], _attention(values, at))
+    if target in (aten.matmul.default, aten.mm.default, aten.bmm.default):
+        return _product(graph, values, args, node, kept)
+    if target is aten.addmm.default:
+        return _product(graph, values, args[1:], node, kept)
+    return None
+
+
+def _convolution(
+    graph: AtenGraph, values: dict[Node, Any], node: Node, at: Node, args: list[Any], pinned: frozenset[Node], kept: Any
+) -> LinearMap | None:
+    if args[1] not in graph.constants:
+        return None
+    w = graph.weights(node, pinned)[0]
+    rank = w.dim() - 2
+    bias_less = args[3:] if len(args) > 3 else []
+    options: list[Any] = [*bias_less, *[1, 0, 1, 1][len(bias_less) :]]
+    stride, padding, dilation, groups = options
+    stride, dilation = _per_dim(stride, rank), _per_dim(dilation, rank)
+    if padding == "same":
+        totals = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
+        pad = [(t // 2, t - t // 2) for t in totals]
+    else:
+        pad = [(p, p) for p in _per_dim(0 if padding == "valid" else padding, rank)]
+    shape = tuple(values[args[0]].shape)
+    return Convolution(args[0], Clipped(w, kept, node), shape, stride, pad, dilation, int(groups))
+
+
+def _product(graph: AtenGraph, values: dict[Node, Any], args: list[Any], node: Node, kept: Any) -> LinearMap | None:
+    """``x @ W`` with constant ``W``, or attention weights times values."""
+    left, right = args[:2]
+    if source(left, lambda n: n.target not in SOFTMAXES and n.target in _MOVES).target in SOFTMAXES:
+        return Attention(right, values[left])
+    if right not in graph.live:
+        return Dense(left, Clipped(values[right].transpose(-1, -2), kept, node))
+    return None
+
+
+_MOVES = (aten.view.default, aten.reshape.default, aten.expand.default, aten.clone.default, aten._unsafe_view.default,
+          aten.dropout.default, aten.transpose.int, aten.permute.default)  # fmt: skip
+
+
+def _attention(values: dict[Node, Any], node: Node) -> Tensor:
+    q, k = values[node.args[0]], values[node.args[1]]
+    scale = node.kwargs.get("scale") or q.shape[-1] ** -0.5
+    logits = q @ k.transpose(-1, -2) * scale
+    mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+    if (len(node.args) > 5 and node.args[5]) or node.kwargs.get("is_causal"):
+        logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -torch.inf)
+    if mask is not None:
+        m = values[mask]
+        logits = logits.masked_fill(~m, -torch.inf) if m.dtype == torch.bool else logits + m
+    weights: Tensor = logits.softmax(-1)
+    return weights
+
+
+def _is_size(values: dict[Node, Any], arg: Any) -> bool:
+    return isinstance(arg, Node) and arg in values and not isinstance(values[arg], (Tensor, tuple, list))
+
+
+def _per_dim(value: Any, rank: int) -> list[int]:
+    seq = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [int(v) for v in (seq * rank if len(seq) == 1 else seq)]
+
+
+def _rank(values: dict[Node, Any], node: Node) -> int:
+    return int(values[node.args[0]].dim()) - 2

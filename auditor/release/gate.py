@@ -1,0 +1,218 @@
+"""Gate: an audit against a policy. Pure: no files, no registry, no clock.
+
+Nothing passes for want of a number: NaN, a skipped or missing metric, a baseline without the metric all fail. A name
+that no audit could give is the policy's mistake and an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from auditor.auditing.audit import Audit
+from auditor.errors import OptionError
+from auditor.metrics.measure import Measure
+from auditor.metrics.names import can_exist, nearest
+from auditor.release.policy import Limit, Policy
+
+Verdict = Literal["pass", "fail"]
+TINY = 1e-10  # MLflow's: what better means where a share of a baseline of 0 was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One limit and what became of it."""
+
+    metric: str
+    value: float
+    limit: str
+    verdict: Verdict
+    reason: str = ""
+    baseline: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain Python for JSON."""
+        own = {k: getattr(self, k) for k in ("metric", "value", "limit", "verdict", "reason")}
+        return own | ({} if self.baseline is None else {"baseline": self.baseline})
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The verdict with all its checks, and of what it speaks."""
+
+    checks: tuple[Check, ...]
+    model: str = ""
+    baseline: str = ""
+    policy: str = ""
+    policy_digest: str = ""
+    audit_digest: str = ""
+    promoted: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """Pass only when there are checks and all of them pass."""
+        return "pass" if self.checks and all(c.verdict == "pass" for c in self.checks) else "fail"
+
+    @property
+    def failed(self) -> list[str]:
+        """Return the metrics of failed checks, each once."""
+        return list(dict.fromkeys(c.metric for c in self.checks if c.verdict == "fail"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``auditor gate --json`` prints."""
+        own = {
+            k: getattr(self, k) for k in ("model", "baseline", "policy", "policy_digest", "audit_digest", "promoted")
+        }
+        return {"verdict": self.verdict, "checks": [c.to_json() for c in self.checks], **own}
+
+
+def judge(
+    audit: Audit,
+    policy: Policy,
+    baseline: Audit | None = None,
+    drift: Mapping[str, Measure] | None = None,
+) -> Gate:
+    """Hold an audit against a policy: ``judge(audit, read_policy("policy.toml")).verdict``."""
+    _refuse_unknown(audit, policy, drift or {})
+    if baseline is None and policy.needs_baseline:
+        name = next(n for n, limit in policy.limits.items() if limit.needs_baseline or n.startswith("drift/"))
+        raise OptionError(f"policy {policy.name}: {name} speaks of a baseline; name one with --baseline MODEL.")
+    if baseline is not None:
+        check_same_task(audit, baseline)
+    metrics = {**audit.metrics, **(drift or {})}
+    checks = [*_presence(audit, policy)]
+    for name, limit in policy.limits.items():
+        checks += _checks(name, limit, metrics.get(name), None if baseline is None else baseline.metrics.get(name))
+    return Gate(
+        tuple(checks),
+        model=label_of(audit),
+        baseline="" if baseline is None else label_of(baseline),
+        policy=policy.name,
+        policy_digest=policy.digest,
+        audit_digest=audit.digest,
+    )
+
+
+def label_of(audit: Audit) -> str:
+    """Return how an audit's model is named: name and version, else its digest."""
+    m = audit.model
+    return f"{m['name']}/{m['version']}" if m.get("name") else f"model {m['digest'][:12]}"
+
+
+def check_same_task(a: Audit, b: Audit) -> None:
+    """Raise one sentence when two audits do not speak of the same task or the same data."""
+    for key, what in (("input_shape", "image sizes"), ("classes", "class lists")):
+        if a.model[key] != b.model[key]:
+            raise OptionError(
+                f"gate: {label_of(a)} and the baseline {label_of(b)} have different {what}, so they do not do the same "
+                "task; give a baseline of the same task."
+            )
+    if a.data["digest"] != b.data["digest"]:
+        raise OptionError(
+            f"gate: the baseline {label_of(b)} was audited on other data ({b.data['spec']}) than {label_of(a)} "
+            f"({a.data['spec']}); audit both on the same data."
+        )
+
+
+def _refuse_unknown(audit: Audit, policy: Policy, drift: Mapping[str, Measure]) -> None:
+    owners = {*audit.explainers, *policy.explainers}
+    for name in policy.limits:
+        if name in audit.metrics or name in drift or can_exist(name, owners):
+            continue
+        near = nearest(name, {*audit.metrics, *drift, "drift/alarm", "drift/similarity"})
+        hint = f"near names are {', '.join(near)}" if near else "auditor audit --json lists the names"
+        raise OptionError(f"policy {policy.name}: no audit gives a metric called {name!r}; {hint}.")
+
+
+def _presence(audit: Audit, policy: Policy) -> list[Check]:
+    """Check that every explainer the policy wants is there, and that none attached fails to verify."""
+    checks = []
+    for name in sorted({*policy.explainers, *audit.explainers}):
+        metric = f"explainer/{name}/verified"
+        measure = audit.metrics.get(metric)
+        if measure is None:
+            checks.append(Check(metric, math.nan, "attached and verified", "fail", "it is not attached"))
+        elif measure.status != "passed" or measure.value != 1.0:
+            checks.append(Check(metric, measure.value, "attached and verified", "fail", measure.reason))
+        elif name in policy.explainers:
+            checks.append(Check(metric, 1.0, "attached and verified", "pass"))
+    return checks
+
+
+def _checks(name: str, limit: Limit, measure: Measure | None, base: Measure | None) -> list[Check]:
+    """Return one check per number the limit sets."""
+    missing = _why_no_value(measure, "the audit")
+    value = measure.value if measure is not None else math.nan
+    up = _is_up(name, limit, measure)
+    found = []
+    for text, wanted in _absolute(limit, up):
+        ok = not missing and wanted(value)
+        reason = missing or ("" if ok else f"{_short(value)} is not {text}")
+        found.append(Check(name, value, text, "pass" if ok else "fail", reason))
+    if limit.needs_baseline:
+        no_base = missing or _why_no_value(base, "the baseline's audit")
+        old = base.value if base is not None else math.nan
+        for text, ok in _relative(limit, value, old, up):
+            good = not no_base and ok
+            reason = no_base or ("" if good else f"{_short(value)} against {_short(old)} is not {text}")
+            found.append(Check(name, value, text, "pass" if good else "fail", reason, old))
+    return found
+
+
+def _why_no_value(measure: Measure | None, where: str) -> str:
+    if measure is None:
+        return f"{where} has no such metric"
+    if measure.status != "passed":
+        return f"{measure.status} in {where}: {measure.reason or 'no reason given'}"
+    return "" if math.isfinite(measure.value) else f"it is {measure.value} in {where}"
+
+
+def _is_up(name: str, limit: Limit, measure: Measure | None) -> bool:
+    if limit.greater_is_better is not None:
+        return limit.greater_is_better
+    direction = measure.direction if measure is not None else "none"
+    if direction == "none" and (limit.threshold is not None or limit.needs_baseline) and measure is not None:
+        raise OptionError(f"policy: {name} has no better direction of its own; set greater_is_better beside its limit.")
+    return direction == "up"
+
+
+def _absolute(limit: Limit, up: bool) -> list[tuple[str, Any]]:
+    low = [limit.min] if limit.min is not None else []
+    high = [limit.max] if limit.max is not None else []
+    if limit.threshold is not None:
+        (low if up else high).append(limit.threshold)
+    found: list[tuple[str, Any]] = [(f"at least {_short(x)}", lambda v, x=x: v >= x) for x in low]
+    return found + [(f"at most {_short(x)}", lambda v, x=x: v <= x) for x in high]
+
+
+def _relative(limit: Limit, value: float, base: float, up: bool) -> list[tuple[str, bool]]:
+    """Return text and outcome of every limit against a baseline; better is positive."""
+    gain = value - base if up else base - value
+    # rounding must not decide: 0.9 - 0.895 is not quite 0.005
+    slack = 1e-12 * max(1.0, abs(value), abs(base)) if math.isfinite(gain) else 0.0
+    share = gain / abs(base) if base else math.nan
+    found = []
+    if limit.min_absolute_change is not None:
+        found.append(
+            (f"better by at least {_short(limit.min_absolute_change)}", gain + slack >= limit.min_absolute_change)
+        )
+    if limit.min_relative_change is not None:
+        ok = share + slack >= limit.min_relative_change if base else gain >= TINY
+        found.append((f"better by at least {limit.min_relative_change:.3g} of the baseline", ok))
+    if limit.max_absolute_loss is not None:
+        found.append((f"worse by at most {_short(limit.max_absolute_loss)}", -gain <= limit.max_absolute_loss + slack))
+    if limit.max_relative_loss is not None:
+        ok = -share <= limit.max_relative_loss + slack if base else gain >= -TINY
+        found.append((f"worse by at most {limit.max_relative_loss:.3g} of the baseline", ok))
+    return found
+
+
+def _short(x: float) -> str:
+    return f"{x:.4g}"
+
+
+def passed(checks: Sequence[Check]) -> int:
+    """Return how many checks pass."""
+    return sum(c.verdict == "pass" for c in checks)

@@ -1,0 +1,339 @@
+"""Report: an audit as one self-contained HTML page that a person without special knowledge can read.
+
+No scripts, no fonts, nothing from elsewhere: it opens from a mail, in MLflow's artifact viewer, and prints to paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from auditor.auditing.audit import Audit
+from auditor.release.findings import HEADLINE, Finding, findings, verdict
+from auditor.release.gate import Gate, label_of, passed
+from auditor.metrics.measure import Measure
+from auditor.metrics.names import split, words
+from auditor.release.model_card import FIELDS, fill
+from auditor.reports.style import STYLE, bars, esc, histogram, interval, number
+
+FAITHFUL = ("f_cls", "f_reg", "residual_share", "completeness_gap", "flip_area", "deletion_area", "flip_gain")
+STABLE = ("noise_similarity", "noise_c2", "randomisation", "basis_stability")
+SHAPE = ("orthogonality", "locality")
+SHOWN = (
+    *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),
+    "faithfulness",
+)
+ARROW = {"up": "more is better", "down": "less is better", "none": ""}
+
+
+def write_report(audit: Audit, path: str | Path, gate: Gate | None = None) -> Path:
+    """Write the page and return its path; with a gate its verdict comes first."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(report_html(audit, gate), encoding="utf-8")
+    return path
+
+
+def report_html(audit: Audit, gate: Gate | None = None) -> str:
+    """Return the page as one HTML document."""
+    label = label_of(audit)
+    sections = [
+        _head(audit, label),
+        *([_gate(gate)] if gate is not None else []),
+        _verdict(audit),
+        _looks_at(audit),
+        _group(audit, "How faithful are the explanations?", FAITHFUL, WHY_FAITHFUL),
+        _group(audit, "How stable are they?", STABLE, WHY_STABLE),
+        _group(audit, "How readable are the heatmaps?", SHAPE, WHY_SHAPE),
+        _model(audit),
+        _layers(audit),
+        _not_measured(audit),
+        _card(audit),
+        _reproduce(audit),
+    ]
+    return (
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>Audit of {esc(label)}</title><style>{STYLE}</style></head><body>\n"
+        + "\n".join(s for s in sections if s)
+        + "\n</body></html>\n"
+    )
+
+
+WHY_FAITHFUL = (
+    "An explanation is faithful when it tells what the model really uses. So it is put in the model's place and must "
+    "come to the same class; and what it calls unimportant is replaced by noise, which must not matter much. The "
+    "dashed tick, in numbers under “beside”, is what chance gives: a value close to it means nothing."
+)
+WHY_STABLE = (
+    "Explanations should not change when the image changes too little to see, they must change when the model itself "
+    "is destroyed, and fitting again should find the same concepts. For the destroyed weights the dashed tick is 1: "
+    "an explanation that did not change at all."
+)
+WHY_SHAPE = "Heatmaps help when different concepts light up in different places, and each in few of them."
+
+
+def _head(audit: Audit, label: str) -> str:
+    d = audit.data
+    return (
+        f"<h1>Audit of {esc(label)}</h1><p class='lead'>{esc(audit.time.replace('T', ' ').replace('+00:00', ' UTC'))}; "
+        f"{d['n']} images of {esc(d['spec'])}, {d['n_explained']} of them explained; "
+        f"{len(audit.explainers)} explainer{'' if len(audit.explainers) == 1 else 's'}.</p>"
+    )
+
+
+def _gate(gate: Gate) -> str:
+    bad = [c for c in gate.checks if c.verdict == "fail"]
+    rows = "".join(f"<li class='bad'><code>{esc(c.metric)}</code>: {esc(c.reason)}</li>" for c in bad[:12])
+    level, word = ("good", "passes") if gate.verdict == "pass" else ("bad", "fails")
+    return (
+        f"<div class='verdict {level}'><h2>The gate {word}</h2><p>"
+        f"{passed(gate.checks)} of {len(gate.checks)} limits of {esc(gate.policy)} hold.</p>"
+        f"<ul class='finds'>{rows}</ul></div>"
+    )
+
+
+def _verdict(audit: Audit) -> str:
+    level, found = verdict(audit), findings(audit)
+    doubtful = [name for name in audit.explainers if any(f.about == name and f.level != "good" for f in found)]
+    sound = len(audit.explainers) - len(doubtful)
+    said = f"{sound} of {len(audit.explainers)} explainers hold in every check"
+    said += f"; look closer at {', '.join(doubtful)}." if doubtful else "."
+    parts = [
+        f"<div class='verdict {level}'><h2>{HEADLINE[level]}</h2>"
+        + (f"<p>{esc(said)}</p>" if audit.explainers else "")
+        + _finds(f for f in found if not f.about)
+    ]
+    for name, info in audit.explainers.items():
+        mine = [f for f in found if f.about == name]
+        parts.append(
+            f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', 'not verified'))}</span></h3>{_finds(mine)}"
+        )
+    return "".join(parts) + "</div>"
+
+
+def _finds(found: Iterable[Finding]) -> str:
+    return f"<ul class='finds'>{''.join(f'<li class={f.level!r}>{esc(f.text)}</li>' for f in found)}</ul>"
+
+
+def _looks_at(audit: Audit) -> str:
+    parts = ["<h2>What the model looks at</h2>"]
+    if not audit.pictures:
+        return parts[0] + "<p class='pale'>Pictures are on the page that was written with the audit itself.</p>"
+    for name, seen in audit.pictures.items():
+        info = audit.explainers.get(name, {})
+        layer = f", layer {esc(info['layer'])}" if info.get("layer") else ""
+        parts.append(f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', ''))}{layer}</span></h3>")
+        if seen["concepts"]:
+            parts.append(
+                "<p class='pale'>Each row is a concept: images that show it most, where it is seen in red, and what it "
+                "adds to (+) or takes from (&minus;) the score of the classes it matters for.</p>"
+            )
+            parts += [_concept(c) for c in seen["concepts"]]
+        if seen["examples"]:
+            parts.append(
+                "<p class='pale'>Single images: the prediction, then the concepts behind it, the strongest first. Red "
+                "counts for the class, blue against it.</p>"
+            )
+            parts += [_case(e) for e in seen["examples"]]
+    return "".join(parts)
+
+
+def _concept(c: Mapping[str, Any]) -> str:
+    classes = "<br>".join(f"{esc(label)} {_signed(value)}" for label, value in c["classes"])
+    shots = "".join(f"<img src='{s['src']}' alt='{esc(s['alt'])}' title='{esc(s['alt'])}'>" for s in c["shots"])
+    return (
+        f"<div class='concept'><div><b>{esc(c['label'])}</b><span class='small'>{classes}</span></div>"
+        f"<div class='shots'>{shots or 'no image shows it'}</div></div>"
+    )
+
+
+def _case(e: Mapping[str, Any]) -> str:
+    truth = f", in truth {esc(e['truth'])}" if e["truth"] is not None and e["truth"] != e["prediction"] else ""
+    figures = [
+        f"<figure><img src='{e['src']}' alt='image {esc(e['id'])}'><figcaption><b>{esc(e['prediction'])}</b> "
+        f"{e['probability']:.0%}{truth}</figcaption></figure>"
+    ]
+    for part in e["parts"]:
+        image = f"<img src='{part['src']}' alt='heatmap of {esc(part['label'])}'>" if part["src"] else ""
+        value = "" if part["contribution"] is None else _signed(part["contribution"])
+        figures.append(f"<figure>{image}<figcaption>{value} {esc(part['label'])}</figcaption></figure>")
+    if e["bias"] is not None:
+        more = f"{e['more']} more concepts<br>" if e["more"] else ""
+        figures.append(
+            f"<figure><figcaption class='pale'>{more}start {_signed(e['bias'])}<br>unexplained {_signed(e['residual'])}"
+            f"<br>= score {number(e['value'])} of {esc(e['target'])}</figcaption></figure>"
+        )
+    return f"<div class='case'>{''.join(figures)}</div>"
+
+
+def _signed(x: float) -> str:
+    x = 0.0 if abs(x) < 0.005 else x
+    return f"<span class='{'pos' if x >= 0 else 'neg'}'>{'+' if x >= 0 else '&minus;'}{abs(x):.2f}</span>"
+
+
+def _group(audit: Audit, title: str, metrics: tuple[str, ...], why: str) -> str:
+    parts = [f"<h2>{title}</h2><p class='pale'>{why}</p>"]
+    for name, info in audit.explainers.items():
+        rows = {f"explainer/{name}/{m}": audit.metrics.get(f"explainer/{name}/{m}") for m in metrics}
+        there = {k: m for k, m in rows.items() if m is not None and m.status == "passed"}
+        if not there:
+            continue
+        stages = {
+            k: m
+            for k, m in audit.metrics.items()
+            if "randomisation" in metrics and k.startswith(f"explainer/{name}/randomisation/") and m.status == "passed"
+        }
+        tag = f"<span class='tag'>{esc(info.get('kind', ''))}</span>"
+        parts.append(f"<h3>{esc(name)}{tag}</h3>{_table(there | stages)}")
+    return "".join(parts) if len(parts) > 1 else ""
+
+
+def _table(metrics: Mapping[str, Measure]) -> str:
+    body = []
+    for name, m in metrics.items():
+        title, sentence = words(name)
+        better = f" <span class='pale small'>{ARROW[m.direction]}</span>" if m.direction != "none" else ""
+        note = f"<br><span class='pale small'>{esc(m.reason)}</span>" if m.reason else ""
+        body.append(
+            f"<tr><td><b>{esc(title)}</b>{better}<br><span class='pale small'>{esc(sentence)}</span>{note}</td>"
+            f"<td class='num'><b>{number(m.value)}</b><br><span class='pale small'>{_range(m)}</span></td>"
+            f"<td class='num'>{number(m.null)}</td><td class='num'>{m.n}</td>"
+            f"<td class='draw'>{interval(m)}</td><td class='draw'>{histogram(m.per_image)}</td></tr>"
+        )
+    return (
+        "<div class='scroll'><table><thead><tr><th>measure</th><th class='num'>value</th><th class='num'>beside</th>"
+        "<th class='num'>n</th><th class='draw'>interval</th><th class='draw'>per image</th></tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _range(m: Measure) -> str:
+    return "" if m.low is None or m.high is None else f"{number(m.low)} to {number(m.high)}"
+
+
+def _model(audit: Audit) -> str:
+    own = {
+        k: m for k, m in audit.metrics.items() if k.startswith("model/") and not split(k)[1] and m.status == "passed"
+    }
+    classes = {k: m for k, m in own.items() if k.startswith("model/accuracy/")}
+    rest = {k: m for k, m in own.items() if k not in classes}
+    if not rest:
+        return ""
+    order = sorted(rest, key=lambda k: (k != "model/accuracy", k not in ("model/nll", "model/ece"), k))
+    parts = [f"<h2>The model itself</h2>{_table({k: rest[k] for k in order})}"]
+    if classes:
+        bars = "".join(
+            f"<div><span>{esc(k.removeprefix('model/accuracy/'))}</span><i style='width:{100 * m.value:.1f}%'></i>"
+            f"<span>{m.value:.1%}</span></div>"
+            for k, m in classes.items()
+        )
+        parts.append(f"<h3>Right, by class</h3><div class='bars'>{bars}</div>")
+    return "".join(parts)
+
+
+def _layers(audit: Audit) -> str:
+    rows: dict[str, dict[str, Measure]] = {}
+    for name, m in audit.metrics.items():
+        family, layer, metric = split(name)
+        if family == "model" and layer:
+            rows.setdefault(layer, {})[metric] = m
+    if not rows:
+        return ""
+    named = list(dict.fromkeys(metric for row in rows.values() for metric in row))
+    columns = [c for c in SHOWN if c in named] or named[:8]
+    head = "".join(f"<th class='num'>{esc(words('model/' + c)[0])}</th>" for c in columns)
+    body = "".join(
+        f"<tr><td>{esc(layer)}</td>"
+        + "".join(f"<td class='num'>{_cell(row.get(c))}</td>" for c in columns)
+        + f"<td class='draw'>{_cosines(row)}</td></tr>"
+        for layer, row in rows.items()
+    )
+    rest = len(named) - len(columns)
+    more = f" {rest} more measures of each layer are in the JSON." if rest else ""
+    return (
+        "<h2>Layer by layer</h2><p class='pale'>In brackets what the same layer gives with random weights: a number "
+        f"close to it says nothing about training.{more}</p>"
+        f"<div class='scroll'><table><thead><tr><th>layer</th>{head}<th class='draw'>cosines of its rows</th></tr>"
+        f"</thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cosines(row: Mapping[str, Measure]) -> str:
+    """Draw the histogram of all pairs of rows: how alike the weights of different units are."""
+    m = row.get("cosine_histogram")
+    if m is None or m.status != "passed" or not m.per_image:
+        return ""
+    return bars(m.per_image, "0", "1")
+
+
+def _cell(m: Measure | None) -> str:
+    if m is None:
+        return ""
+    if m.status != "passed":
+        return f"<span class='pale small' title='{esc(m.reason)}'>{m.status}</span>"
+    return number(m.value) + ("" if m.null is None else f"<br><span class='pale small'>({number(m.null)})</span>")
+
+
+def _not_measured(audit: Audit) -> str:
+    odd = {k: m for k, m in audit.metrics.items() if m.status != "passed"}
+    if not odd:
+        return "<h2>What was not measured</h2><p>Everything was measured.</p>"
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for name, m in odd.items():
+        by_reason.setdefault((m.status, m.reason), []).append(name)
+    rows = "".join(
+        f"<tr><td><b class='{'missing' if status == 'failed' else ''}'>{status}</b></td>"
+        f"<td>{'<br>'.join(f'<code>{esc(n)}</code>' for n in names[:12])}"
+        f"{f'<br>and {len(names) - 12} more' if len(names) > 12 else ''}</td><td>{esc(reason)}</td></tr>"
+        for (status, reason), names in sorted(by_reason.items())
+    )
+    return (
+        "<h2>What was not measured</h2><p class='pale'>A measure that failed or was skipped never passes a gate.</p>"
+        f"<table><thead><tr><th></th><th>measure</th><th>why</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _card(audit: Audit) -> str:
+    fields = (audit.card or fill({}))["fields"]
+    rows = "".join(
+        f"<dt>{esc(key.replace('_', ' '))}</dt>"
+        + (
+            f"<dd>{esc(value)}</dd>"
+            if value
+            else f"<dd><span class='missing'>not given.</span> {esc(FIELDS[key])}</dd>"
+        )
+        for key, value in fields.items()
+    )
+    m, d = audit.model, audit.data
+    shape = " x ".join(str(n) for n in m["input_shape"])
+    known = [
+        ("classes", f"{len(m['classes'])}: {', '.join(m['classes'][:20])}{', …' if len(m['classes']) > 20 else ''}"),
+        ("input", f"images of {shape} (channels, height, width)"),
+        ("size", f"{m['parameters']:,} parameters"),
+        ("evaluated on", f"{d['spec']}, {d['n']} images, {d['unlabelled']} without a label"),
+        ("model digest", m["digest"]),
+        ("data digest", d["digest"]),
+    ]
+    rows += "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in known)
+    missing = [key for key, value in fields.items() if not value]
+    hint = (
+        f"<p class='pale'>{len(missing)} of {len(fields)} fields are missing; give them in a file: "
+        "<code>auditor audit … --card card.toml</code></p>"
+        if missing
+        else ""
+    )
+    return f"<h2>Model card</h2>{hint}<dl>{rows}</dl>"
+
+
+def _reproduce(audit: Audit) -> str:
+    rows = [("seed", audit.seed), ("audit digest", audit.digest), ("took", f"{audit.seconds:.0f} s")]
+    rows += [(f"explainer {n}", e.get("digest") or e.get("problem", "")) for n, e in audit.explainers.items()]
+    rows += [(f"version of {k}", v) for k, v in sorted(audit.versions.items())]
+    command = f"<pre><code>{esc(audit.command)}</code></pre>" if audit.command else ""
+    return (
+        "<h2>How to get the same numbers again</h2><p class='pale'>The images are a fixed choice from the data; the "
+        "seed moves only noise, shuffled weights and the intervals.</p>"
+        f"{command}<dl>{''.join(f'<dt>{esc(k)}</dt><dd><code>{esc(v)}</code></dd>' for k, v in rows)}</dl>"
+    )

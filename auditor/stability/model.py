@@ -1,0 +1,211 @@
+"""Stability of the model: how fast the last hidden activation a and its Jacobian J can change, from three sides.
+
+    C1 = max |a(x'') - a(x')| / |x'' - x'|         C2 = max |J(x'') - J(x')| / |x'' - x'|
+
+- ``sampled``   the largest ratio of pairs: images with each other, and each image with copies moved by noise and along
+                the steepest direction found. A lower bound.
+- ``local``     the largest singular value of J at the images by power iteration (C2: of J(x + d) - J(x), over |d|).
+                By the mean value theorem some point between the two of a pair has a Jacobian at least as large as
+                their ratio, so the sampled value counts here too: sampled <= local <= truth.
+- ``certified`` a proof from the weights that holds for all images (`lipschitz`). Where the gradient jumps (ReLU) there
+                is none for C2.
+
+Each has its null model: the same number for the network with random weights. The ratio of the power iteration's cost
+to a forward pass is 100, so on large networks fewer images are taken; ``n`` says how many.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from auditor.network.aten_graph import Node
+from auditor.errors import AuditError, ModelError
+from auditor.explainers.base import Progress, silent
+from auditor.kernels.networks.jacobian_norm import largest_singular_values, pull, unit
+from auditor.stability.certified_bound import Bound, bounds_at
+from auditor.metrics.measure import Measure, skipped
+from auditor.network.untrained_twin import untrained, untrained_graph
+from auditor.subject.subject import Subject
+from auditor.subject_graph import graph_of
+from auditor.network.weight_layers import WeightLayer, weight_layers
+
+NAMES = ("c1_sampled", "c1_local", "c1_certified", "c2_sampled", "c2_local", "c2_certified")
+RADIUS = 0.02  # root mean square per pixel component, as in `stability`
+SAMPLES = 4
+POWER_STEPS = 20
+MOST_IMAGES = 64
+BUDGET = 6e11  # multiplications spent on one model
+NULL_IMAGES = 4
+NULL_CERTIFIED = 2e8  # multiplications of a forward pass up to which the null model is certified too
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Sampled and local constants of images, one number each per image."""
+
+    c1_sampled: Tensor
+    c1_local: Tensor
+    c2_sampled: Tensor
+    c2_local: Tensor
+
+
+def model_stability(
+    subject: Subject, images: Tensor, *, seed: int = 0, progress: Progress = silent
+) -> dict[str, Measure]:
+    """Return the six measures by name; ``per_image`` has the largest ratio at each image."""
+    try:
+        layers = weight_layers(graph_of(subject))
+        top = last_hidden(subject, layers)
+    except AuditError as error:
+        return {name: skipped(str(error), "down") for name in NAMES}
+    cost = multiplications(layers)
+    n = int(min(MOST_IMAGES, len(images), max(2, BUDGET // (cost * POWER_STEPS * 2 * 5 + 1))))
+    if not len(images):
+        return {name: skipped("there are no images", "down") for name in NAMES}
+    progress("stability", 0, 3)
+    ours = measured(subject, top, images[:n], seed=seed)
+    progress("stability", 1, 3)
+    graph, std = graph_of(subject), subject.preprocessing.std
+    bounds = bounds_at(graph, input_node(layers[-1]), std)
+    progress("stability", 2, 3)
+    below = input_node(layers[-1])
+    proofs: tuple[Bound, Bound] = (Bound(None), Bound(None))
+    with untrained(subject, seed) as new:
+        null = measured(subject, top, images[: min(n, NULL_IMAGES)], seed=seed)
+        if cost <= NULL_CERTIFIED:
+            proofs = bounds_at(untrained_graph(graph, new), below, std)
+    progress("stability", 3, 3)
+    found = {}
+    for name in ("c1_sampled", "c1_local", "c2_sampled", "c2_local"):
+        values: Tensor = getattr(ours, name)
+        found[name] = _largest(values, float(getattr(null, name).max()))
+    for name, bound, proof in zip(("c1_certified", "c2_certified"), bounds, proofs, strict=True):
+        if bound.value is None:
+            found[name] = skipped(bound.reason, "down")
+        else:
+            found[name] = Measure(bound.value, null=proof.value, direction="down")
+    return {name: found[name] for name in NAMES}
+
+
+def measured(
+    subject: Subject, top: str, images: Tensor, *, seed: int = 0, n_steps: int = POWER_STEPS, samples: int = SAMPLES
+) -> Found:
+    """Return sampled and local constants of the input of the layer ``top`` at every image."""
+    f = input_of(subject, top)
+    generator = torch.Generator().manual_seed(seed)
+    x = images.to(subject.device, subject.dtype)
+    size = RADIUS * x[0].numel() ** 0.5
+
+    def noise() -> Tensor:  # the same for every image, so that a batch equals its images one by one
+        return unit(torch.randn(1, *x.shape[1:], generator=generator)).to(x).expand_as(x)
+
+    with subject.at_rest(), torch.no_grad():
+        chunks = torch.split(torch.arange(len(x)), 16)
+        start, steps = noise(), [size * noise() for _ in range(samples)]
+        a = torch.cat([f(x[rows]).flatten(1).double() for rows in chunks])
+        u = unit(torch.randn(1, a.shape[1], generator=generator)).to(x)
+        c1 = _between(x, a)
+        parts = [_at(f, x[r], a[r], start[r], [d[r] for d in steps], u, size, n_steps) for r in chunks]
+        sampled, local, c2_sampled, c2_local = (torch.cat(column) for column in zip(*parts, strict=True))
+    sampled = torch.maximum(sampled, c1)
+    return Found(sampled, torch.maximum(local, sampled), c2_sampled, torch.maximum(c2_local, c2_sampled))
+
+
+def _at(
+    f: Callable[[Tensor], Tensor], x: Tensor, a: Tensor, v: Tensor, steps: list[Tensor], u: Tensor, size: float, n: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the four constants at each of a few images."""
+    local, steepest = largest_singular_values(f, x, v, n)
+    steps = [*steps, size * steepest]
+    # a power iteration on J(x + d) - J(x), the Jacobian of z -> a(z + d) - a(z), for the worst of the steps
+    ratios, slopes = [], []
+    for d in steps:
+        moved = (x + d) - x  # what is left of d after rounding
+        ratios.append((f(x + d).flatten(1).double() - a).norm(dim=1) / moved.flatten(1).double().norm(dim=1))
+        slopes.append(pull(lambda z, d=d: f(z + d) - f(z), x, lambda out: u.expand(len(out), -1).view_as(out)))  # type: ignore[misc]
+    changes = torch.stack([g.flatten(1).double().norm(dim=1) for g in slopes])
+    worst = changes.argmax(0)
+    rows = torch.arange(len(x))
+    d, g = torch.stack(steps)[worst, rows], torch.stack(slopes)[worst, rows]
+    start = torch.where((g.flatten(1).norm(dim=1) > 0).view(-1, *[1] * (x.dim() - 1)), g, v)
+    c2, _ = largest_singular_values(lambda z: f(z + d) - f(z), x, start, max(1, n // 2))
+    return torch.stack(ratios).amax(0), local.double(), changes.amax(0) / size, c2.double() / size
+
+
+def _between(x: Tensor, a: Tensor) -> Tensor:
+    """Return the largest ratio of each image with another; equal images are no pair."""
+    far = torch.cdist(
+        x.flatten(1).double()[None], x.flatten(1).double()[None], compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    moved = torch.cdist(a[None], a[None], compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.where(far[0] > 1e-8, moved[0] / far[0], 0.0).amax(1)
+
+
+def last_hidden(subject: Subject, layers: list[WeightLayer]) -> str:
+    """Return the name of the module whose input is the last hidden activation: the top weight layer."""
+    if not layers:
+        raise ModelError("the network has no layer with weights.")
+    top = layers[-1]
+    try:
+        weight = subject.module.get_submodule(top.name).weight
+    except AttributeError:
+        weight = None
+    if not isinstance(weight, Tensor) or weight.numel() != top.rows.numel() or len(top.nodes) > 1:
+        raise ModelError(
+            f"the input of the last layer with weights ({top.name}) cannot be read: it is no module of its own."
+        )
+    return top.name
+
+
+def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
+    """Return the function from pixels to the input of a module."""
+    module = subject.module.get_submodule(name)
+
+    def run(x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+
+        def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            kept.append(args[0].clone())
+
+        handle = module.register_forward_pre_hook(keep)
+        try:
+            for part in [x] if subject.max_batch is None else torch.split(x, subject.max_batch):
+                subject.forward(part)
+        finally:
+            handle.remove()
+        return torch.cat(kept)
+
+    return run
+
+
+def input_node(layer: WeightLayer) -> Node:
+    """Return the node whose value a weight layer takes in."""
+    node = layer.nodes[-1]
+    is_addmm = node.target is torch.ops.aten.addmm.default
+    below = node.args[1 if is_addmm else 0]
+    assert isinstance(below, Node)
+    return below
+
+
+def multiplications(layers: list[WeightLayer]) -> int:
+    """Return how many multiplications a forward pass of one image takes in the weight layers."""
+    total = 0
+    for layer in layers:
+        for node in layer.nodes:
+            outputs = math.prod(int(n) for n in node.meta["val"].shape[1:])
+            total += outputs * layer.rows.shape[1]
+    return total
+
+
+def _largest(values: Tensor, null: float | None) -> Measure:
+    if not bool(torch.isfinite(values).all()):
+        return Measure(math.nan, n=len(values), null=null, direction="down", status="failed",
+                       reason="the network's activations are not finite")  # fmt: skip
+    return Measure(
+        float(values.max()), n=len(values), null=null, direction="down", per_image=tuple(float(v) for v in values)
+    )

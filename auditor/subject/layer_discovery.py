@@ -1,0 +1,174 @@
+"""Probe: one forward and one backward pass tell which layers of a network can be explained.
+
+A layer can be explained when it is called once, its output is one tensor, and **every path from the image to the logits
+runs through it**: then the rest of the network is a function of its output alone. That is a question about the autograd
+graph of one pass: with the layer's node taken out, the image must not be reachable from the logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.errors import ModelError
+from auditor.subject.layers import Layer, Layout, layout_of
+
+if TYPE_CHECKING:
+    from auditor.subject.subject import Subject
+
+N_IMAGES = 3
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one call of a module put out; an in-place successor may change the tensor later, so a copy is kept."""
+
+    value: Tensor
+    node: Any  # autograd node, or None where nothing depends on the image
+    number: int  # which of the node's outputs
+
+
+def probe(subject: Subject) -> list[Layer]:
+    """Return every named layer in the order in which they finish, and whether it can be explained."""
+    generator = torch.Generator().manual_seed(0)
+    n = N_IMAGES if subject.max_batch is None else subject.max_batch
+    x = torch.rand(n, *subject.input_shape, generator=generator).to(subject.device, subject.dtype).requires_grad_(True)
+    outputs: dict[str, list[_Seen | None]] = {}
+    inputs: list[Tensor] = []  # of every module, in the order in which they finish
+
+    def keep(name: str) -> Any:
+        def hook(_module: nn.Module, args: Any, output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and args[0].requires_grad:
+                inputs.append(args[0])
+            seen = (
+                _Seen(output.detach().clone(), output.grad_fn, output.output_nr) if isinstance(output, Tensor) else None
+            )
+            outputs.setdefault(name, []).append(seen)
+
+        return hook
+
+    with subject.at_rest(), torch.enable_grad():
+        handles = [m.register_forward_hook(keep(k)) for k, m in subject.module.named_modules() if k]
+        try:
+            logits = subject.forward(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if logits.grad_fn is None:
+            raise ModelError(
+                "the model's logits do not depend on the image in a differentiable way; it cannot be explained."
+            )
+        gradients = _gradients(x, [logits, *reversed(inputs)], outputs, generator)
+    root, leaf = logits.grad_fn, _leaf_of(x)
+    first: dict[Any, str] = {}  # the outermost name of each output
+    found = []
+    for name, seen in outputs.items():
+        kind = _type_name(subject.module.get_submodule(name))
+        found.append(_judge(name, kind, seen, n, subject.input_shape[1:], root, leaf, gradients, first))
+    return found
+
+
+def _judge(
+    name: str,
+    kind: str,
+    calls: list[_Seen | None],
+    n: int,
+    size: tuple[int, int],
+    root: Any,
+    leaf: Any,
+    gradients: dict[tuple[Any, int], Tensor],
+    first: dict[Any, str],
+) -> Layer:
+    seen = calls[0]
+    if seen is None:
+        return Layer(name, kind, (), None, False, False, "its output is not one tensor")
+    z = seen.value
+    shape, positive = tuple(int(k) for k in z.shape[1:]), bool((z >= 0).all())
+
+    def refuse(reason: str, layout: Layout | None = None) -> Layer:
+        return Layer(name, kind, shape, layout, positive, False, reason)
+
+    if len(calls) > 1:
+        return refuse(f"it is called {len(calls)} times in one pass")
+    if z.ndim < 2 or z.shape[0] != n or z.ndim > 4 or not z.is_floating_point():
+        return refuse(f"its output {tuple(z.shape)} is not (batch, …) with one to three dimensions per image")
+    layout = layout_of(shape, size)
+    if seen.node is None:
+        return refuse("it does not depend on the image", layout)
+    if _reaches(root, leaf, without=seen.node):
+        return refuse("part of the image reaches the logits past it (a skip connection)", layout)
+    slope = gradients.get((seen.node, seen.number))
+    if layout.name == "tokens" and (slope is None or not bool(layout.to_positions(slope).any())):
+        return refuse("its positions do not reach the logits, only its class token does", layout)
+    mark = (shape, hashlib.sha256(z.float().contiguous().numpy(force=True).tobytes()).digest())
+    outer = first.get(mark)
+    if outer is None or name.count(".") < outer.count("."):
+        first[mark] = name
+    same = first[mark] if first[mark] != name else ""
+    return Layer(name, kind, shape, layout, positive, True, "", same)
+
+
+def _gradients(
+    x: Tensor, roots: list[Tensor], outputs: dict[str, list[_Seen | None]], generator: torch.Generator
+) -> dict[tuple[Any, int], Tensor]:
+    """Return the gradient of a random mix of logits by every output, from one backward pass.
+
+    A head that is still all zero (torchvision's untrained transformers) passes no gradient on; then the input of the
+    last module that does stands in for the logits.
+    """
+    found: dict[tuple[Any, int], Tensor] = {}
+
+    def catch(node: Any) -> Any:
+        def hook(gradients: tuple[Tensor | None, ...]) -> None:
+            for number, gradient in enumerate(gradients):
+                if gradient is not None:
+                    found[node, number] = gradient.detach()
+
+        return hook
+
+    nodes = {seen.node for calls in outputs.values() for seen in calls if seen is not None and seen.node is not None}
+    handles = [node.register_prehook(catch(node)) for node in nodes]
+    try:
+        for root in roots:
+            found.clear()
+            mix = torch.randn(root.shape, generator=generator).to(root)
+            (slope,) = torch.autograd.grad((root * mix).sum(), x, retain_graph=True)
+            if bool(slope.any()):
+                break
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _leaf_of(x: Tensor) -> Any:
+    """Return the autograd node at which the image enters the graph."""
+    with torch.enable_grad():  # the caller may have gradients off
+        return x.view_as(x).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+
+
+def _reaches(root: Any, leaf: Any, *, without: Any) -> bool:
+    """Whether the leaf can be reached from the root when one node is taken out."""
+    if root is without:
+        return False
+    stack, known = [root], {root, without}
+    while stack:
+        node = stack.pop()
+        if node is leaf:
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in known:
+                known.add(child)
+                stack.append(child)
+    return False
+
+
+def _type_name(module: nn.Module) -> str:
+    """Return the class name; an unflattened graph remembers the original class."""
+    original = getattr(module, "type_name", None)
+    name = original() if callable(original) else original
+    return str(name).rsplit(".", 1)[-1] if name else type(module).__name__

@@ -1,0 +1,166 @@
+"""Learning curves: accuracy and residuals of several optimizers on one network, against epochs and wall clock."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from auditor.data.source import open_data
+from auditor.errors import NumericsError, OptionError
+from auditor.explainers.base import Progress, silent
+from auditor.training.optimizers import METHODS, cycles
+from auditor.subject.preprocessing import Preprocessing
+from auditor.training.cycle import accuracy
+
+COLOURS = ("#1f5ac8", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#ff7f0e", "#4d4d4d")
+STYLES = ("-", "--", "-.", ":")
+
+
+@dataclass
+class Curve:
+    """One optimizer's run: what was measured after every epoch. ``seconds`` is training only, without measuring."""
+
+    method: str
+    accuracy: list[float] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    residuals: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    stopped: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain Python."""
+        return asdict(self)
+
+
+def learning_curves(
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    methods: Sequence[str] = tuple(METHODS),
+    hidden: Sequence[int] = (64, 64),
+    epochs: int = 20,
+    loss: str = "squared",
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[Curve]:
+    """Train one network per method from the same weights; a run that breaks down keeps what it has, with the reason."""
+    unknown = [m for m in methods if m not in METHODS]
+    if unknown:
+        raise OptionError(f"curves: optimizer {unknown[0]!r} is not known; choose from {', '.join(METHODS)}.")
+    (x, y), widths = train, [train[0].flatten(1).shape[1], *hidden, int(max(train[1].max(), test[1].max())) + 1]
+    x, held = x.flatten(1), (test[0].flatten(1), test[1])
+    done = []
+    for method in methods:
+        blocks, curve = stack(widths, seed), Curve(method)
+        settings: dict[str, Any] = {} if method == "bcd" else {"loss": loss}  # bcd knows the squared loss only
+        if method in ("block-admm", "gotmare", "sgd", "adam"):
+            settings["batch"] = max(16, min(128, len(x) // 50))  # small sets need their steps
+        run = cycles(method, blocks, x, y, epochs=epochs, seed=seed, **settings)
+        spent = cpu = 0.0
+        try:
+            for epoch in range(1, epochs + 1):
+                began = perf_counter(), process_time()
+                cycle = next(run)
+                spent, cpu = spent + perf_counter() - began[0], cpu + process_time() - began[1]
+                curve.accuracy.append(accuracy(blocks, *held))
+                curve.loss.append(cycle.loss)
+                curve.residuals.append(list(cycle.residuals))
+                curve.seconds.append(spent)
+                curve.cpu_seconds.append(cpu)
+                progress(f"training by {method}", epoch, epochs)
+        except NumericsError as error:
+            curve.stopped = str(error)
+        done.append(curve)
+    return done
+
+
+def stack(widths: Sequence[int], seed: int) -> list[nn.Module]:
+    """Return affine layers with ReLU between, normal weights of He's size."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = []
+    for a, b in itertools.pairwise(widths):
+        lin = nn.Linear(a, b)
+        with torch.no_grad():
+            lin.weight.copy_(torch.randn(b, a, generator=generator) * (2 / a) ** 0.5)
+            lin.bias.zero_()
+        layers.append(lin)
+    return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
+
+
+def open_arrays(
+    spec: str, test: str | None, limit: int | None, size: int | None
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return training and test images as grey pixels with their labels.
+
+    Without ``test`` a named data set gives its own test split, any other source its last fifth.
+    """
+    side = size or (8 if spec.startswith("sklearn:digits") else 28)
+    pre = Preprocessing.of((1, side, side), None, None, "stretch")
+
+    def read(source: str, most: int | None) -> tuple[Tensor, Tensor]:
+        batches = list(open_data(source, limit=most).batches(pre, 1024))
+        return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
+
+    named = spec.startswith(("sklearn:", "torchvision:")) and "split=" not in spec
+    if test is None and named:
+        join = "&" if "?" in spec else "?"
+        spec, test = f"{spec}{join}split=train", f"{spec}{join}split=test"
+    x, y = read(spec, limit)
+    if test is not None:
+        return (x, y), read(test, None)
+    cut = len(x) - max(1, len(x) // 5)
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def curves_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -> Path:
+    """Draw accuracy and residuals against epochs and against wall clock; return the path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    figure = Figure(figsize=(13, 9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2)
+    for i, curve in enumerate(curves):
+        colour, style = COLOURS[i % len(COLOURS)], STYLES[i % len(STYLES)]
+        scales: list[list[float]] = [[float(e) for e in range(1, len(curve.accuracy) + 1)], curve.seconds]
+        last = f"{100 * curve.accuracy[-1]:.1f}%" if curve.accuracy else "no epoch"
+        label = f"{curve.method}  {last}{'  (broke down)' if curve.stopped else ''}"
+        for column, at in enumerate(scales):
+            drawn = [100 * a for a in curve.accuracy]
+            axes[0][column].plot(at, drawn, color=colour, linestyle=style, label=label, linewidth=1.6)
+            if curve.residuals and curve.residuals[0]:
+                total = [sum(r * r for r in row) ** 0.5 for row in curve.residuals]
+                axes[1][column].plot(at, total, color=colour, linestyle=style, label=curve.method, linewidth=1.6)
+                if curve.stopped:
+                    axes[1][column].plot(at[-1:], total[-1:], "x", color=colour)
+            if curve.stopped and drawn:
+                axes[0][column].plot(at[-1:], drawn[-1:], "x", color=colour)
+    for column, name in enumerate(("epoch (pass over the samples)", "wall clock of training, seconds (log)")):
+        axes[0][column].set(xlabel=name, ylabel="test accuracy, %")
+        axes[1][column].set(xlabel=name, ylabel="consensus residual of all blocks (log)", yscale="log")
+        for row in (0, 1):
+            axes[row][column].grid(alpha=0.3)
+            if column:
+                axis = axes[row][column]
+                axis.set_xscale("log")
+                axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axis.xaxis.set_minor_locator(NullLocator())  # its labels would run into each other
+                axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
+            else:
+                axes[row][column].xaxis.set_major_locator(MaxNLocator(integer=True))
+    # below the axes, where no curve is: method and last accuracy
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return path

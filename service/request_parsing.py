@@ -1,0 +1,146 @@
+"""Reading requests: multipart form, JSON with base64, or the bare image; the same options in all three.
+
+Nothing is written to disk: forms are parsed in memory, within the limit on the body that the front holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import Request
+from torch import Tensor
+
+from auditor.errors import OptionError
+from auditor.service.batch_answer import Job
+from auditor.service.image_decoding import decode, from_base64
+from auditor.service.served_version import Loaded
+from auditor.service.problems import Problem, problem_of_validation
+from auditor.service.settings import Settings
+from auditor.service.types import MAX_BATCH, Options
+from auditor.service.worker import Worker
+
+M = TypeVar("M", bound=BaseModel)
+SMALL = 32 * 1024  # bytes of an image file that decodes faster than a thread is woken
+MAX_FIELDS = 40
+
+
+class _InMemory(MultiPartParser):
+    spool_max_size = 1 << 40  # never to disk
+
+
+async def read(request: Request, kind: type[M], images: str = "image") -> tuple[M, list[bytes]]:
+    """Return the request's options and its image files; ``images`` is the JSON field that holds them."""
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media == "application/json" or media.endswith("+json"):
+        body = parse(kind, await request.body())
+        given: Any = getattr(body, images)
+        return body, [from_base64(text) for text in ([given] if isinstance(given, str) else given)]
+    if media == "multipart/form-data":
+        fields, files = await _form(request)
+        return _from_fields(kind, fields, files, images), files
+    if media.startswith("image/") or media == "application/octet-stream":
+        fields = parse_qsl(request.url.query, keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        files = [await request.body()]
+        return _from_fields(kind, fields, files, images), files
+    raise Problem(415)
+
+
+def parse(kind: type[M], body: bytes) -> M:
+    """Return a JSON body as its type."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise problem_of_validation(error) from None
+
+
+async def _form(request: Request) -> tuple[list[tuple[str, str]], list[bytes]]:
+    parser = _InMemory(
+        request.headers, request.stream(), max_files=MAX_BATCH, max_fields=MAX_FIELDS, max_part_size=1 << 40
+    )
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise Problem(400, f"the form cannot be read: {error.message[:120]}", code="bad_form") from None
+    except (KeyError, ValueError, UnicodeDecodeError, LookupError, AssertionError):
+        raise Problem(400, "the form cannot be read: it is not multipart/form-data.", code="bad_form") from None
+    fields: list[tuple[str, str]] = []
+    files: list[bytes] = []
+    try:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                if name not in ("image", "images"):
+                    raise Problem(422, f"{name[:40]}: a file is sent as part 'image'.", code="invalid")
+                files.append(value.file.read())
+            else:
+                fields.append((name, value))
+    finally:
+        await form.close()
+    return fields, files
+
+
+def _from_fields(kind: type[M], fields: list[tuple[str, str]], files: list[bytes], images: str) -> M:
+    """Check options that came as text; ``explainers`` may be repeated or hold commas."""
+    values: dict[str, Any] = {}
+    for name, text in fields:
+        if name == "explainers":
+            values.setdefault(name, []).extend(part.strip() for part in text.split(",") if part.strip())
+        elif name in ("image", "images"):
+            files.append(from_base64(text))
+        elif name in values:
+            raise Problem(422, f"{name[:40]}: it is given twice.", code="invalid")
+        else:
+            values[name] = text
+    if not files:
+        raise Problem(422, "image: the part with the file is missing.", code="invalid")
+    if images == "image" and len(files) > 1:
+        raise Problem(422, "image: one image at a time; POST /explain_batch takes several.", code="invalid")
+    try:
+        return kind.model_validate({**values, images: "given" if images == "image" else ["given"] * len(files)})
+    except ValidationError as error:
+        raise problem_of_validation(error) from None
+
+
+async def pixels(worker: Worker, loaded: Loaded, content: bytes) -> Tensor:
+    """Decode an image: small ones at once, large ones in a thread."""
+    limit, pre = worker.settings.max_pixels, loaded.subject.preprocessing
+    if len(content) <= SMALL and _declared_small(content):
+        return decode(content, pre, limit)
+    return await asyncio.get_running_loop().run_in_executor(worker.decoders, decode, content, pre, limit)
+
+
+def _declared_small(content: bytes) -> bool:
+    """Whether a PNG says that it has few pixels; other formats compress less, so their size tells."""
+    if content[:8] != b"\x89PNG\r\n\x1a\n":
+        return True
+    width, height = int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+    return width * height <= 512 * 512
+
+
+def job_of(settings: Settings, loaded: Loaded, x: Tensor, options: Options) -> Job:
+    """Return the job for an image, its explainers and target checked against the model."""
+    names = loaded.default_names
+    if options.explainers is not None:
+        names = list(loaded.explainers) if "*" in options.explainers else list(dict.fromkeys(options.explainers))
+        for name in names:
+            if name not in loaded.explainers:
+                known = ", ".join(loaded.explainers) or "none"
+                raise Problem(
+                    422,
+                    f"explainers: there is no explainer {name!r}; attached are: {known}.",
+                    code="unknown_explainer",
+                )
+    target = None
+    if options.target is not None:
+        try:
+            target = loaded.subject.class_index(options.target)
+        except (OptionError, ValueError) as error:
+            raise Problem(422, " ".join(str(error).split())[:300], code="unknown_class") from None
+    asked = options.timeout_s if options.timeout_s is not None else settings.search_timeout_s
+    budget = min(asked, settings.max_search_timeout_s)
+    is_strict = options.explainers is not None and "*" not in options.explainers and target is not None
+    return Job(loaded, x, options, names, target, is_strict, budget)

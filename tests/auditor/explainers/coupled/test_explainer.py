@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from auditor.explainers.coupled.explainer import CoupledExplainer
+from auditor.data.source import open_data
+from auditor.errors import NumericsError, OptionError
+from auditor.explainers.base import Explainer
+from auditor.explainers.coupled.latent_space import class_scores_of, distinctness, mask_of, neighbours, purity, top_examples
+from auditor.subject.subject import Subject
+from auditor.network.above_layer import prepare_tail
+from auditor.tcav import Tcav
+
+
+def small_net():
+    return nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(5, 7, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(7 * 6 * 4, 3),
+    )
+
+
+@pytest.fixture(scope="module")
+def subject():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Subject(small_net(), input_shape=(2, 13, 9), class_names=["a", "b", "c"])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    images = rng.random((60, 13, 9, 2)) * 0.3
+    for i, label in enumerate(labels):
+        images[i, 4 * label : 4 * label + 4] += 0.7
+    path = tmp_path_factory.mktemp("data") / "images.npz"
+    np.savez(path, images=(images.clip(0, 1) * 255).astype(np.uint8), labels=labels)
+    return open_data(str(path))
+
+
+@pytest.fixture(scope="module")
+def fitted(subject, data):
+    return CoupledExplainer(layers=["1", "4"], rank=4, pool=3, max_iter=200).fit(subject, data)
+
+
+def images_of(subject, data, n=7):
+    return next(data.batches(subject, n)).images
+
+
+def test_contributions_add_up_to_the_logit(subject, data, fitted):
+    images = images_of(subject, data)
+    found = fitted.explain(subject, images)
+    assert max(e.gap() for e in found) < 1e-4
+    assert len({round(e.target_value, 4) for e in found}) > 1
+    assert found[0].concepts[0].heatmap.shape == (6, 4)
+    torch.testing.assert_close(found[3].target_value, float(subject.logits(images)[3].max()))
+    for one, many in zip(fitted.explain(subject, images[2:3]), found[2:3], strict=True):
+        assert one.concepts[1].contribution == pytest.approx(many.concepts[1].contribution, rel=1e-3, abs=1e-4)
+
+
+def test_an_affine_part_above_the_layer_says_the_same(subject, data, fitted):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        same = Subject(small_net(), input_shape=(2, 13, 9), class_names=["a", "b", "c"])
+    assert prepare_tail(same, fitted.layer_).is_affine
+    images = images_of(subject, data)
+    for a, b in zip(fitted.explain(same, images), fitted.explain(subject, images), strict=True):
+        got, want = (torch.tensor([c.contribution for c in e.concepts]) for e in (a, b))
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)  # float32, other orders
+        assert float(want.abs().max()) > 1e-2
+
+
+def test_blocks_errors_and_read_outs(fitted):
+    assert [b.name for b in fitted.blocks_] == ["pixels 0", "pixels 1", "1", "4"]
+    assert fitted.metrics["relative_error/4"] < 0.9
+    assert fitted.metrics["purity"] > 0.6  # three classes that look different
+    assert all(fitted.metrics[f"cka_lambda/{f}"] > 0.95 for f in ("0.1", "0.01", "0.001"))
+    scores = fitted.tcav_[~fitted.tcav_.isnan()]
+    assert scores.min() >= 0
+    assert scores.max() <= 1
+    assert fitted.latent_image(0).shape == (2, 13, 9)
+    assert fitted.class_score_.shape == (4, 3)
+
+
+def test_projection_of_fitted_examples_and_missing_blocks(subject, data, fitted):
+    images = images_of(subject, data, 60)
+    kept = [i for i in range(60) if i % 5 != 4]  # the others were held out
+    again = fitted.latent(subject, images)[:, kept]
+    assert float((again - fitted.F_).norm() / fitted.F_.norm()) < 0.1
+    pixels_only = fitted.latent(subject, images, blocks=["pixels 0", "pixels 1"])[:, kept]
+    near = torch.nn.functional.cosine_similarity(pixels_only, fitted.F_, dim=0)
+    assert near.mean() > 0.8
+    assert not torch.allclose(pixels_only, again)
+    with pytest.raises(OptionError, match="no block 'layer9'"):
+        fitted.latent(subject, images, blocks=["layer9"])
+
+
+def test_save_and_load_is_identity(subject, data, fitted, tmp_path):
+    digest = fitted.save(tmp_path / "one")
+    loaded = Explainer.load(tmp_path / "one", subject)
+    images = images_of(subject, data)
+    a, b = fitted.explain(subject, images), loaded.explain(subject, images)
+    assert [x.to_json() for x in a] == [x.to_json() for x in b]
+    again = CoupledExplainer(layers="1,4", rank=4, pool=3, max_iter=200).fit(subject, data)
+    assert again.save(tmp_path / "two") == digest
+
+
+@pytest.mark.parametrize("options", [{"variant": "group"}, {"variant": "tv"}, {"solver": "mu"}, {"logits": True}])
+def test_variants_fit_and_explain(subject, data, options):
+    fit = CoupledExplainer(layer="4", rank=3, max_iter=60, lambda_table=False, **options).fit(subject, data)
+    assert max(e.gap() for e in fit.explain(subject, images_of(subject, data))) < 1e-4
+    assert fit.metrics["relative_error/4"] < 1
+    if options.get("logits"):
+        assert fit.blocks_[-1].signed
+
+
+def test_rank_above_the_data_is_one_sentence(subject, data):
+    with pytest.raises(NumericsError, match="rank must be 1 to 48"):
+        CoupledExplainer(rank=1000, lambda_table=False).fit(subject, data)
+
+
+def test_read_outs_by_hand():
+    F = torch.tensor([[3.0, 2.0, 0.0, 1.0], [0.0, 1.0, 5.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, -1])
+    assert top_examples(F, 2).tolist() == [[0, 1], [2, 1]]
+    assert class_scores_of(F, labels, 2).tolist() == [[5.0, 0.0], [1.0, 5.0]]
+    assert purity(F, labels, 2) == pytest.approx((1 + 0.5) / 2)
+    near = neighbours(torch.tensor([1.0, 0.0]), torch.cat([F, torch.zeros(2, 1)], dim=1), n=2)
+    assert near.index == [0, 3]
+    assert near.concepts == [1.0, 0.0]
+    assert mask_of(torch.tensor([1.0, 2.0, 3.0])).tolist() == [False, False, True]
+    d = distinctness(torch.eye(4)[:, :3])
+    assert d.top_mean == pytest.approx(1)
+    assert d.off_diagonal == 0
+    assert distinctness(torch.ones(4, 2)).top_mean == pytest.approx(2)
+
+
+def test_tcav_of_a_linear_head_is_the_sign_of_its_weights():
+    head = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(12, 2))
+    subject = Subject(head, input_shape=(1, 3, 4))
+    directions = torch.eye(12)[:, :3]
+    tcav = Tcav(directions, 2)
+    tcav.add(subject, "0", torch.rand(6, 1, 3, 4), torch.tensor([0, 1, 0, 1, -1, 0]))
+    torch.testing.assert_close(tcav.scores(), (head[2].weight[:, :3].T > 0).float())

@@ -1,0 +1,117 @@
+import json
+import pickle  # noqa: TID251  a test tries to smuggle one in
+
+import pytest
+import torch
+
+from auditor.explainers.artifact import MANIFEST, TENSORS, read_artifact, seal, write_artifact
+from auditor.errors import ArtifactError, TamperError
+from auditor.explainers.base import Explainer
+
+DOCUMENT = {"kind": "nmf", "metrics": {"a": 1.5, "b": float("nan")}, "subject_digest": "s" * 64}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "artifact"
+    write_artifact(path, DOCUMENT, {"w": torch.arange(12.0).reshape(3, 4)}, {"tree.json": b'{"a": 1}'})
+    return path
+
+
+def test_round_trip(folder):
+    got = read_artifact(folder, subject_digest="s" * 64)
+    assert torch.equal(got.tensors["w"], torch.arange(12.0).reshape(3, 4))
+    assert got.files == {"tree.json": b'{"a": 1}'}
+    assert got.manifest["metrics"] == {"a": 1.5, "b": None}
+    assert not list(folder.glob(".*"))
+
+
+def test_every_flipped_byte_of_every_file_is_caught_by_name(folder):
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        for position in range(len(content)):
+            for bit in (1, 32):
+                flipped = bytearray(content)
+                flipped[position] ^= bit
+                path.write_bytes(flipped)
+                with pytest.raises(ArtifactError, match=path.name if b"schema_version" in flipped else "."):
+                    read_artifact(folder)
+        path.write_bytes(content)
+    read_artifact(folder)
+
+
+@pytest.mark.parametrize("change", ["truncate", "append", "remove", "extra", "swap"])
+def test_other_changes_are_caught(folder, change):
+    path = folder / TENSORS
+    if change == "truncate":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif change == "append":
+        path.write_bytes(path.read_bytes() + b"x")
+    elif change == "remove":
+        path.unlink()
+    elif change == "extra":
+        (folder / "more.bin").write_bytes(b"x")
+    else:
+        path.write_bytes((folder / "tree.json").read_bytes())
+    with pytest.raises(TamperError, match=r"more\.bin" if change == "extra" else r"tensors\.safetensors"):
+        read_artifact(folder)
+
+
+def test_a_resealed_manifest_is_caught_by_the_digest(folder):
+    digest = read_artifact(folder).digest
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["metrics"]["a"] = 9.9
+    (folder / MANIFEST).write_bytes(seal(manifest))
+    assert read_artifact(folder).manifest["metrics"]["a"] == 9.9
+    with pytest.raises(TamperError, match=r"manifest\.json of artifact is not what was attached"):
+        read_artifact(folder, digest=digest)
+
+
+def test_unfinished_newer_and_unknown_are_refused(folder, tmp_path):
+    with pytest.raises(TamperError, match="fitted to a model with digest ssssssssssss"):
+        read_artifact(folder, subject_digest="t" * 64)
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(seal({**manifest, "schema_version": 2}))
+    with pytest.raises(ArtifactError, match="schema version 2 is newer than 1"):
+        read_artifact(folder)
+    (folder / MANIFEST).unlink()
+    with pytest.raises(ArtifactError, match="never finished"):
+        read_artifact(folder)
+    with pytest.raises(ArtifactError, match="no such folder"):
+        read_artifact(tmp_path / "nosuch")
+    write_artifact(tmp_path / "b", {**DOCUMENT, "kind": "magic"}, {"w": torch.zeros(1)})
+    with pytest.raises(ArtifactError, match="unknown explainer kind 'magic'"):
+        Explainer.load(tmp_path / "b")
+    with pytest.raises(ArtifactError, match="there is one already"):
+        write_artifact(tmp_path / "b", DOCUMENT, {"w": torch.zeros(1)})
+
+
+class Bomb:
+    def __reduce__(self):
+        return (print, ("the pickle ran",))
+
+
+def test_a_pickle_in_place_of_tensors_never_runs(folder, capsys):
+    """Even when its checksum is made to fit."""
+    import hashlib
+
+    content = pickle.dumps(Bomb())
+    manifest = json.loads((folder / MANIFEST).read_bytes())
+    manifest["files"][TENSORS] = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}
+    (folder / TENSORS).write_bytes(content)
+    (folder / MANIFEST).write_bytes(seal(manifest))
+    with pytest.raises(ArtifactError, match=r"tensors\.safetensors"):
+        read_artifact(folder)
+    assert "the pickle ran" not in capsys.readouterr().out
+
+
+def test_options_of_an_earlier_release_do_not_stop_an_artifact(concepts, tmp_path, caplog):
+    concepts.save(tmp_path / "now")
+    now = read_artifact(tmp_path / "now")
+    document = {k: v for k, v in now.manifest.items() if k not in ("schema_version", "files")}
+    document["config"] = {**document["config"], "retired_option": 3}
+    write_artifact(tmp_path / "then", document, now.tensors, now.files)
+    with caplog.at_level("INFO"):
+        loaded = Explainer.load(tmp_path / "then")
+    assert loaded.config == concepts.config
+    assert "retired_option" in caplog.text

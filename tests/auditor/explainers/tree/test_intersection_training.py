@@ -1,0 +1,168 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from auditor import Subject
+from auditor.explainers.tree.intersection_training import Examples, Recipe, _sparsity, codes_of, train
+from auditor.kernels.trees.tree import TreeLimits, fit_tree
+from auditor.explainers.tree.quantised_features import Backbone, Representation, SoftTree
+
+
+def blobs(n, seed, k=4, size=12):
+    g = torch.Generator().manual_seed(seed)
+    centres = torch.randn(k, size, generator=torch.Generator().manual_seed(9)) * 1.5
+    y = torch.randint(0, k, (n,), generator=g)
+    return Examples(centres[y] + torch.randn(n, size, generator=g) * 0.5, y)
+
+
+def plain_backbone(size=12, k=4):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(size, k))
+    return Backbone(Subject(module, input_shape=(1, 3, 4), mean=0.0, std=1.0), "0")
+
+
+def fresh(seed=0, k=4, size=12, **options):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Representation(size, 16, k, hidden=16, **options)
+
+
+def weights(recipe, n=160):
+    net = fresh()
+    states = list(train(net, plain_backbone(), blobs(n, 1), blobs(60, 2), recipe))
+    return torch.cat([p.detach().flatten() for p in net.parameters()]), states, net
+
+
+def test_learns_with_every_variant():
+    for variant in ("full", "tree", "l1", "l2", "quantised"):
+        _, states, _ = weights(
+            Recipe(variant=variant, epochs=12, min_epochs=12, batch=32, lr=1e-2, limits=TreeLimits(6, leaf_rows=2))
+        )
+        assert states[-1].accuracy > 0.9, variant
+        assert (states[-1].soft_loss > 0) == (variant in ("full", "tree"))
+        assert (states[-1].sparsity_loss > 0) == (variant in ("full", "l1", "l2"))
+    net = fresh(soft_depth=3)
+    states = list(
+        train(
+            net,
+            plain_backbone(),
+            blobs(160, 1),
+            blobs(60, 2),
+            Recipe(variant="soft_tree", epochs=12, batch=32, lr=2e-2),
+        )
+    )
+    assert states[-1].accuracy > 0.6
+    assert states[-1].loss < states[0].loss
+
+
+def test_without_tree_and_sparsity_it_is_plain_quantised_training_bit_for_bit():
+    plain, *_ = weights(Recipe(variant="quantised", epochs=3))
+    none, *_ = weights(Recipe(variant="full", lambda_2=0.0, lambda_3=0.0, epochs=3))
+    full, *_ = weights(Recipe(variant="full", epochs=3))
+    assert torch.equal(plain, none)
+    assert not torch.equal(plain, full)
+
+
+def test_the_same_seed_gives_the_same_weights():
+    a, *_ = weights(Recipe(epochs=2))
+    b, *_ = weights(Recipe(epochs=2))
+    c, *_ = weights(Recipe(epochs=2, seed=1))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+@pytest.mark.parametrize(("p", "share"), [(0.0, 0.0), (1.0, 1.0)])
+def test_the_mask_at_its_ends(p, share):
+    v = torch.randint(0, 16, (5, 7), generator=torch.Generator().manual_seed(0)).float()
+    found = _sparsity(v, Recipe(variant="l1", p=p), torch.Generator().manual_seed(0), 500)
+    assert float(found) == pytest.approx(share * float(v.sum(1).mean()))
+    squared = _sparsity(v, Recipe(variant="l2", p=p), torch.Generator().manual_seed(0), 500)
+    assert float(squared) == pytest.approx(share * float(v.square().sum(1).mean()))
+    literal = _sparsity(v, Recipe(variant="l1", p=p, l1_norm="dataset"), torch.Generator().manual_seed(0), 500)
+    assert float(literal) == pytest.approx(float(found) * 5 / 500)
+
+
+def test_the_mask_is_bernoulli_p_and_fresh_each_time():
+    v, g = torch.ones(1, 4000), torch.Generator().manual_seed(0)
+    first, second = (float(_sparsity(v, Recipe(p=0.3), g, 1)) / 4000 for _ in range(2))
+    assert first != second
+    assert abs(first - 0.3) < 4 * math.sqrt(0.3 * 0.7 / 4000)
+
+
+def test_soft_cross_entropy_of_a_stump_is_ln_2():
+    tree = fit_tree(np.array([[0], [1]], np.uint8), np.eye(2), TreeLimits(1))
+    t = torch.from_numpy(tree.predict(np.array([[0], [1]], np.uint8)))
+    log_g = torch.log_softmax(torch.zeros(2, 2, dtype=torch.float64), dim=1)
+    assert float(-(t * log_g).sum(1).mean()) == pytest.approx(0.693147, abs=1e-6)
+
+
+def test_early_stopping_keeps_the_last_epoch_before_the_second_drop(monkeypatch):
+    import auditor.explainers.tree.intersection_training as module
+
+    scores = iter([0.5, 0.6, 0.55, 0.7, 0.65, 0.9, 0.9])
+    monkeypatch.setattr(module, "_score", lambda *_: (next(scores), 0.0, 0.0, 0.0))
+    net = fresh()
+    seen = []
+    for state in train(net, plain_backbone(), blobs(80, 1), blobs(20, 2), Recipe(epochs=9, min_epochs=0)):
+        seen.append((state.number, state.is_drop, copy.deepcopy(net.state_dict())))
+    assert [s[0] for s in seen] == [1, 2, 3, 4, 5]
+    assert [s[1] for s in seen] == [False, False, True, False, True]
+    kept = net.state_dict()
+    assert all(torch.equal(kept[name], seen[3][2][name]) for name in kept)
+    assert not all(torch.equal(kept[name], seen[4][2][name]) for name in kept)
+
+
+def test_codes_are_those_of_the_frozen_range_whatever_the_batch():
+    _, _, net = weights(Recipe(epochs=2))
+    x = blobs(50, 3).x
+    together, _ = codes_of(net, plain_backbone(), x)
+    alone = np.concatenate([codes_of(net, plain_backbone(), row[None])[0] for row in x])
+    np.testing.assert_array_equal(together, alone)
+    assert together.max() <= 15
+    assert len(np.unique(together)) > 3
+
+
+def test_sparsity_raises_the_share_of_zero_codes():
+    _, plain, _ = weights(Recipe(variant="quantised", epochs=6, lr=1e-2))
+    _, sparse, _ = weights(Recipe(variant="l1", lambda_3=0.05, epochs=6, lr=1e-2))
+    assert sparse[-1].zero_share > plain[-1].zero_share + 0.05
+
+
+def test_a_fine_tuned_backbone_moves_a_copy_and_never_the_model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
+    subject = Subject(module, input_shape=(1, 3, 4), mean=0.0, std=1.0)
+    before, digest = copy.deepcopy(module.state_dict()), subject.digest
+    backbone = Backbone(subject, "1", trainable=True)
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(60, 1, 3, 4, generator=g), torch.randint(0, 2, (60,), generator=g)
+    net = fresh(k=2, size=backbone.n_inputs)
+    list(train(net, backbone, Examples(x[:40], y[:40]), Examples(x[40:], y[40:]), Recipe(epochs=2)))
+    assert all(torch.equal(module.state_dict()[k], before[k]) for k in before)
+    assert subject.digest == digest
+    assert not torch.equal(backbone.state()["0.weight"], before["0.weight"])
+    assert torch.equal(backbone.state()["3.weight"], before["3.weight"])  # behind the layer: no gradient
+
+
+def test_soft_tree_is_a_mixture():
+    tree = SoftTree(5, 3, depth=3)
+    p = tree(torch.randn(11, 5)).exp()
+    torch.testing.assert_close(p.sum(1), torch.ones(11))
+
+
+def test_maps_add_up_to_the_feature():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 35, 2))
+    subject = Subject(module, input_shape=(1, 5, 7), mean=0.0, std=1.0)
+    z = subject.activations(torch.rand(3, 1, 5, 7), ["1"])["1"].detach()
+    for pooling in ("flatten", "mean"):
+        backbone = Backbone(subject, "1", pooling=pooling)
+        w = torch.randn(6, backbone.n_inputs)
+        torch.testing.assert_close(backbone.maps(z, w).sum(-1), backbone.pool(z) @ w.T, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,166 @@
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import nnls
+from sklearn.decomposition import NMF
+
+from auditor.kernels.factorization.coordinate_descent import sweep
+from auditor.kernels.factorization.coupled import (
+    Penalties,
+    co_activation,
+    couple,
+    group_norm,
+    project_coupled,
+    shrink_group,
+    start,
+    sweeps,
+)
+from auditor.kernels.networks.linear_cka import linear_cka
+
+
+def blocks(n=31, sizes=(13, 17, 5), rank=4, seed=0, noise=0.2):
+    g = torch.Generator().manual_seed(seed)
+    F = torch.rand(rank, n, generator=g, dtype=torch.float64).sub(0.4).clamp_min(0)
+    return [
+        torch.rand(s, rank, generator=g, dtype=torch.float64).sub(0.3).clamp_min(0) @ F
+        + noise * torch.rand(s, n, generator=g, dtype=torch.float64)
+        for s in sizes
+    ]
+
+
+def after(n_sweeps, *args, **kwargs):
+    states = sweeps(*args, **kwargs)
+    for _ in range(n_sweeps):
+        next(states)
+    return next(states)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_equals_the_stacked_sklearn_oracle():
+    X = blocks()
+    P, F = start(X, 3, 1, "random", (False,) * 3)
+    got = after(30, X, P, F, Penalties((1e-2,) * 3, 0.7), signed=(False,) * 3, solver="mu")
+    stacked, n, m = torch.cat(X).numpy(), 31, 35
+    oracle = NMF(3, solver="mu", init="custom", l1_ratio=0, alpha_W=1e-2 / n, alpha_H=0.7 / m, tol=0, max_iter=30)
+    W = oracle.fit_transform(stacked, W=torch.cat(P).numpy().copy(), H=F.numpy().copy())
+    np.testing.assert_allclose(torch.cat(got.P).numpy(), W, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(got.F.numpy(), oracle.components_, rtol=0, atol=1e-10)
+
+
+def test_hals_equals_the_stacked_sweep():
+    X = blocks()
+    P, F = start(X, 3, 1, "random", (False,) * 3)
+    got = after(5, X, P, F, Penalties((1e-2,) * 3, 0.7), signed=(False,) * 3, solver="hals")
+    W, H, stacked, eye = torch.cat(P), F, torch.cat(X), torch.eye(3, dtype=torch.float64)
+    for _ in range(5):
+        W = sweep(W.T.contiguous(), (stacked @ H.T).T.contiguous(), H @ H.T + 1e-2 * eye).T
+        H = sweep(H, W.T @ stacked, W.T @ W + 0.7 * eye)
+    torch.testing.assert_close(got.F, H, rtol=0, atol=1e-10)
+    torch.testing.assert_close(torch.cat(got.P), W, rtol=0, atol=1e-10)
+
+
+def test_rank_one_is_exact_in_two_sweeps():
+    g = torch.Generator().manual_seed(0)
+    f = torch.rand(1, 9, generator=g, dtype=torch.float64) + 0.1
+    X = [torch.rand(s, 1, generator=g, dtype=torch.float64) @ f for s in (5, 7)]
+    for solver in ("mu", "hals"):
+        fit = couple(X, 1, penalties=Penalties((0.0, 0.0), 0.0), solver=solver, max_iter=2)
+        assert max(fit.relative_errors) < 1e-10
+
+
+@pytest.mark.parametrize("solver", ["mu", "hals"])
+@pytest.mark.parametrize("variant", [{}, {"group": 0.5}, {"tv": 0.3, "ortho": 0.2}, {"ortho": 0.5}])
+@pytest.mark.parametrize("signed", [False, True])
+def test_objective_never_rises_and_is_the_true_one(solver, variant, signed):
+    X = blocks()
+    free = (False, False, signed)
+    if signed:
+        X[2] = X[2] - 0.5
+    groups = torch.arange(31) % 3
+    penalties = Penalties((1e-4,) * 3, 0.1, groups=groups, **variant)
+    fit = couple(X, 4, penalties=penalties, signed=free, solver=solver, max_iter=200, tol=0)
+    assert all(b <= a for a, b in zip(fit.objective, fit.objective[1:], strict=False))
+    assert len(fit.objective) > 50 or fit.kkt < 1e-6  # it did not stop at once for a rise
+    true = sum(float((x - p @ fit.F).square().sum()) for x, p in zip(X, fit.P, strict=True))
+    true += sum(1e-4 * float(p.square().sum()) for p in fit.P) + penalties.of_latent(fit.F)
+    assert fit.objective[-1] == pytest.approx(true, rel=1e-9)
+    assert fit.F.min() >= 0
+    assert min(float(p.min()) for p in fit.P[:2]) >= 0
+    assert not signed or float(fit.P[2].min()) < 0
+
+
+def test_group_prox_by_hand():
+    v = torch.tensor([3.0, -4.0, 4.0])
+    torch.testing.assert_close(shrink_group(v, 1.0), torch.tensor([2.4, 0.0, 3.2]))
+    assert shrink_group(v, 6.0).abs().max() == 0
+
+
+def test_group_penalty_gives_each_group_its_factor():
+    g = torch.Generator().manual_seed(3)
+    X = torch.zeros(10, 24, dtype=torch.float64)
+    X[:5, :12] = torch.rand(5, 1, generator=g).double() @ (torch.rand(1, 12, generator=g).double() + 0.5)
+    X[5:, 12:] = torch.rand(5, 1, generator=g).double() @ (torch.rand(1, 12, generator=g).double() + 0.5)
+    groups = (torch.arange(24) >= 12).long()
+    fit = couple([X], 2, penalties=Penalties((1e-3,), 0.0, group=0.05, groups=groups), max_iter=500, tol=1e-9)
+    used = torch.stack([fit.F[:, groups == label].norm(dim=1) > 0 for label in (0, 1)])
+    assert used.sum(1).tolist() == [1, 1]
+    assert fit.relative_errors[0] < 0.3
+
+
+def test_terms_by_hand():
+    F = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert co_activation(F) == pytest.approx(22)
+    assert group_norm(F, None) == pytest.approx(5**0.5 + 5)
+    assert group_norm(F, torch.tensor([0, 1])) == pytest.approx(10)
+    assert Penalties((), 0.0, tv=1.0).of_latent(F) == pytest.approx(2 * (1 + 1e-6) ** 0.5)
+
+
+def test_scalings():
+    X = blocks()
+    common = couple(X, 3, normalise="common", max_iter=20, tol=0)
+    torch.testing.assert_close(torch.cat(common.P).norm(dim=0), torch.ones(3).double())
+    scaled = couple(X, 3, penalties=Penalties((0.0,) * 3, 0.0, group=0.1), scale_rows=True, max_iter=20, tol=0)
+    torch.testing.assert_close(scaled.F.mean(1), torch.ones(3).double())
+    per_block = couple(X, 3, normalise="per-block", max_iter=5, tol=0)
+    for p in per_block.P:
+        torch.testing.assert_close(p.norm(dim=0), torch.ones(3).double())
+
+
+def test_projection_with_and_without_a_block():
+    X = blocks()
+    fit = couple(X, 3, penalties=Penalties((1e-4,) * 3, 0.3), max_iter=3000, tol=1e-12)
+    again = project_coupled(X, fit.P, 0.3)
+    assert float((again - fit.F).norm() / fit.F.norm()) < 1e-2
+    part = project_coupled([X[0], None, None], fit.P, 0.3)
+    A = np.vstack([fit.P[0].numpy(), np.sqrt(0.3) * np.eye(3)])
+    want = np.stack([nnls(A, np.append(x, np.zeros(3)))[0] for x in X[0].T.numpy()], axis=1)
+    np.testing.assert_allclose(part.numpy(), want, atol=1e-8)
+    with pytest.raises(ValueError, match="all blocks are missing"):
+        project_coupled([None, None, None], fit.P, 0.3)
+
+
+def test_cka_laws():
+    g = torch.Generator().manual_seed(0)
+    F, other = torch.rand(4, 50, generator=g), torch.rand(80, 50, generator=g)
+    assert linear_cka(F, F) == pytest.approx(1)
+    assert linear_cka(F, 7 * F[[2, 0, 3, 1]]) == pytest.approx(1)
+    assert 0 <= linear_cka(F, other) < 0.9
+    assert linear_cka(F, torch.ones(2, 50)) == 0
+    tall = torch.cat([F] * 20)  # 80 features, 50 examples: the other branch, same kernel up to a scale
+    assert linear_cka(tall, other) == pytest.approx(linear_cka(F, other))
+
+
+@pytest.mark.parametrize(
+    ("X", "rank", "sentence"),
+    [
+        ([], 1, "at least one block"),
+        ([torch.zeros(0, 4)], 1, "block '0' is empty"),
+        ([torch.ones(3, 4), torch.ones(3, 5)], 1, "block '1' has 5 examples, the first one 4"),
+        ([torch.ones(3, 4), -torch.ones(3, 4)], 1, "block '1' must be non-negative"),
+        ([torch.full((3, 4), torch.nan)], 1, "NaN or infinite"),
+        ([torch.ones(3, 4)], 4, "rank must be 1 to 3"),
+    ],
+)
+def test_bad_input_gets_one_sentence(X, rank, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        couple(X, rank)
