@@ -10,48 +10,75 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from auditor.auditing.audit import Audit, AuditConfig, audit
-    from auditor.training.block_admm import BlockAdmm
-    from auditor.block_config import BlockAdmmConfig
-    from auditor.data.source import Data, open_data
+    from auditor.data.source import Batch, Data, open_data
     from auditor.errors import AuditError
-    from auditor.explainers.base import Explainer, fit
-    from auditor.explainers.explanation import Concept, Explanation
+    from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads, fit
+    from auditor.explainers.coupled.explainer import CoupledExplainer
+    from auditor.explainers.deepfacto.explainer import DeepFactoExplainer
+    from auditor.explainers.explanation import Concept, Explanation, class_scores
+    from auditor.explainers.fitted_images import FittedImages
+    from auditor.explainers.gallery import Gallery
     from auditor.explainers.nmf.explainer import NmfExplainer
-    from auditor.subject.subject import Subject
+    from auditor.explainers.rde.explainer import RdeExplainer
     from auditor.explainers.tree.explainer import TreeExplainer
+    from auditor.explainers.xnn.explainer import XnnExplainer
+    from auditor.subject.subject import Subject
+    from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
 
 _HOME = {
-    "Audit": "audit",
-    "AuditConfig": "audit",
+    "Audit": "auditing.audit",
+    "AuditConfig": "auditing.audit",
     "AuditError": "errors",
-    "BlockAdmm": "block_admm",
-    "BlockAdmmConfig": "block_config",
-    "Concept": "explanation",
-    "Data": "data",
-    "Explainer": "explainer",
-    "Explanation": "explanation",
-    "NmfExplainer": "nmf",
-    "Subject": "subject",
-    "TreeExplainer": "tree",
-    "audit": "audit",
-    "fit": "explainer",
-    "open_data": "data",
+    "Batch": "data.source",
+    "BlockAdmm": "training.block_admm",
+    "BlockAdmmConfig": "training.block_admm",
+    "Concept": "explainers.explanation",
+    "CoupledExplainer": "explainers.coupled.explainer",
+    "Data": "data.source",
+    "DeepFactoExplainer": "explainers.deepfacto.explainer",
+    "Explainer": "explainers.base",
+    "ExplainerConfig": "explainers.base",
+    "Explanation": "explainers.explanation",
+    "FittedImages": "explainers.fitted_images",
+    "FurtherOutput": "explainers.base",
+    "Gallery": "explainers.gallery",
+    "NmfExplainer": "explainers.nmf.explainer",
+    "RdeExplainer": "explainers.rde.explainer",
+    "Reads": "explainers.base",
+    "Subject": "subject.subject",
+    "TreeExplainer": "explainers.tree.explainer",
+    "XnnExplainer": "explainers.xnn.explainer",
+    "audit": "auditing.audit",
+    "class_scores": "explainers.explanation",
+    "fit": "explainers.base",
+    "open_data": "data.source",
 }
 
 __all__ = [
     "Audit",
     "AuditConfig",
     "AuditError",
+    "Batch",
     "BlockAdmm",
     "BlockAdmmConfig",
     "Concept",
+    "CoupledExplainer",
     "Data",
+    "DeepFactoExplainer",
     "Explainer",
+    "ExplainerConfig",
     "Explanation",
+    "FittedImages",
+    "FurtherOutput",
+    "Gallery",
     "NmfExplainer",
+    "RdeExplainer",
+    "Reads",
     "Subject",
     "TreeExplainer",
+    "XnnExplainer",
     "audit",
+    "class_scores",
     "fit",
     "open_data",
 ]

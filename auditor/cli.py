@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import os
 
-from auditor.commands import audits, compare, curves, demo, explain, explainers, model, serve, xnn
+from auditor.commands import (  # noqa: F401, each registers its command
+    audit,
+    compare,
+    concepts,
+    curves,
+    demo,
+    describe,
+    detach,
+    explain,
+    export,
+    fit,
+    gate,
+    kinds,
+    label,
+    layers,
+    list,
+    policy,
+    revise,
+    serve,
+    verify,
+    xnn_sheet,
+    xnn_table,
+)
 from auditor.commands.group import auditor
 
-__all__ = ["auditor", "audits", "compare", "curves", "demo", "explain", "explainers", "main", "model", "serve", "xnn"]
+__all__ = ["auditor", "main"]
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from auditor.data.source import open_data
-from auditor.explainers.base import Progress, silent
+from auditor.progress import Progress, silent
 from auditor.subject.preprocessing import Preprocessing
 from auditor.subject.subject import Subject
 

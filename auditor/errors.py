@@ -6,6 +6,9 @@ AuditError                      base: one sentence: where, what was wanted, what
 ├── DataError                   a data source that is not there, is empty, or does not fit the model
 ├── ShapeError                  a tensor of the wrong shape, rank or channel count
 ├── OptionError                 an option or configuration value that is out of range or unknown
+│   ├── UnknownClassError       a class that the model does not have
+│   └── UnknownExplainerError   the name of an explainer that is not attached
+├── WeakFitError                an explainer that does not stand in for the model, so it is not attached
 ├── NumericsError               NaN, infinite or negative values where the method has no meaning
 ├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
 │   └── TamperError             an artifact whose bytes or subject are not what was attached
@@ -37,6 +40,18 @@ class ShapeError(AuditError, ValueError):
 
 class OptionError(AuditError, ValueError):
     """An option or configuration value that is out of range or unknown."""
+
+
+class UnknownClassError(OptionError):
+    """A class that the model does not have."""
+
+
+class UnknownExplainerError(OptionError):
+    """The name of an explainer that is not attached."""
+
+
+class WeakFitError(AuditError):
+    """An explainer that does not stand in for the model, so it is not attached."""
 
 
 class NumericsError(AuditError, ArithmeticError):

@@ -1,4 +1,7 @@
-"""Everything that knows MLflow. Names load when first used: importing mlflow with this plugin installed stays light."""
+"""Everything that knows MLflow. Names load when first used: importing mlflow with this plugin installed stays light.
+
+May use: every room of auditor/ but commands, plugins/registry, plugins/audits_site.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from auditor.plugins.registry.audits import latest_audit, run_audit, run_gate
     from auditor.plugins.image_dataset import ImageDataset
+    from auditor.plugins.registry.attachments import detach, list_attached, load
+    from auditor.plugins.registry.audits import latest_audit, run_audit, run_gate
+    from auditor.plugins.registry.onnx_exports import attach
     from auditor.plugins.registry.subjects import describe, load_subject, log_subject
-    from auditor.plugins.registry.attachments import attach, detach, list_attached, load, verify
+    from auditor.plugins.registry.verification import verify
 
 _HOME = {
     "ImageDataset": "image_dataset",
-    "attach": "registry",
-    "describe": "models",
-    "detach": "registry",
-    "latest_audit": "audits",
-    "list_attached": "registry",
-    "load": "registry",
-    "load_subject": "models",
-    "log_subject": "models",
-    "run_audit": "audits",
-    "run_gate": "audits",
-    "verify": "registry",
+    "attach": "registry.onnx_exports",
+    "describe": "registry.subjects",
+    "detach": "registry.attachments",
+    "latest_audit": "registry.audits",
+    "list_attached": "registry.attachments",
+    "load": "registry.attachments",
+    "load_subject": "registry.subjects",
+    "log_subject": "registry.subjects",
+    "run_audit": "registry.audits",
+    "run_gate": "registry.audits",
+    "verify": "registry.verification",
 }
 
 __all__ = [

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError
 from auditor.plugins.registry.audits import run_audit, run_gate
+from auditor.plugins.registry.onnx_exports import attach
 from auditor.plugins.registry.subjects import load_subject, log_subject
-from auditor.plugins.registry.attachments import attach
 
 if TYPE_CHECKING:
-    from auditor.explainers.base import Progress
+    from auditor.progress import Progress
 
 MODEL, ALIAS = "digits", "champion"
 TRAIN, TEST = "sklearn:digits?split=train", "sklearn:digits?split=test"
@@ -66,11 +66,11 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
     sheet, image = _pictures(subject, explainers[first], folder)
 
     config = AuditConfig(seed=seed, images=50)
-    found = run_audit(model, TEST, config=config, subject=subject, progress=progress, fresh=True)
-    (folder / "audit.json").write_bytes(found.sealed())
-    report = write_report(found, folder / "report.html")
+    audit = run_audit(model, TEST, config=config, subject=subject, progress=progress, fresh=True)
+    (folder / "audit.json").write_bytes(audit.sealed())
+    report = write_report(audit, folder / "report.html")
     policy = folder / "policy.toml"
-    policy.write_text(draft_policy(found), encoding="utf-8")
+    policy.write_text(draft_policy(audit), encoding="utf-8")
     gate = run_gate(model, parse_policy(policy.read_text(encoding="utf-8"), policy.name), promote=ALIAS)
     result = {
         "tracking_uri": uri,
@@ -82,7 +82,7 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
         "sheet": str(sheet),
         "image": str(image),
         "report": str(report),
-        "n_metrics": len(found.metrics),
+        "n_metrics": len(audit.metrics),
         "policy": str(policy),
         "gate": {"verdict": gate.verdict, "checks": len(gate.checks), "promoted": gate.promoted},
     }
@@ -105,8 +105,8 @@ def _pictures(subject: Any, explainer: Any, folder: Path) -> tuple[Path, Path]:
     import torch
     from PIL import Image
 
-    from auditor.data.source import open_data
     from auditor.attribution.heatmap import to_rgb
+    from auditor.data.source import open_data
     from auditor.explainers.contact_sheet import contact_sheet
 
     test = next(open_data(TEST).batches(subject, 400))

@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException
 from auditor.errors import AuditError, ModelError, OptionError
 from auditor.plugins.local_service import LocalServices, check_config, environment
 from auditor.plugins.service_http import ask, ask_each, records
+from auditor.service import settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 FLAVOR = "pytorch"
@@ -39,12 +40,12 @@ mlflow deployments … -t auditor:/http://host:3000     (or auditor://host:3000)
 
 Input: records, [{"image": "seven.png"}, {"image": "iVBORw0…", "target": "7"}], where image is a path here or the file
 in base64. A record may also have: explainers (list of names), target (class name or index), top_k, heatmaps
-(png, array, none), stability (off, fast, full), samples, radius, seed, timeout_s, max_steps. MLflow reads the file with
-pandas, so a target written in digits is an index. A split file ({"columns": …, "data": …}) is refused.
+(png, array, none), stability (off, fast, full), noise_samples, radius, seed, timeout_s, max_steps. MLflow
+reads the file with pandas, so a target written in digits is an index. A split file ({"columns": …}) is refused.
 
-Config (-C name=value) for create, update and run-local: host, port, engine, device, precision, workers, threads,
-max_batch, queue, max_body_mb, max_pixels, request_timeout_s, upload_timeout_s, search_timeout_s, poll_s, api_keys,
-samples, allow_pickle (see `auditor serve --help`), and start_timeout_s: how long to wait until it is ready (300).
+Config (-C name=value) for create, update and run-local: host, port, start_timeout_s (how long to wait until it is
+ready, 300), and the settings of `auditor serve`:
+{settings}
 
 A service that wants a key gets the one in AUDITOR_API_KEY.
 """
@@ -56,8 +57,8 @@ class DeploymentError(MlflowException, click.ClickException):  # type: ignore[mi
     exit_code = 2
 
 
-def told(function: F) -> F:
-    """Turn every AuditError into an error that MLflow knows."""
+def with_mlflow_errors(function: F) -> F:
+    """Raise every AuditError of a function as an error of MLflow."""
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -72,10 +73,15 @@ def told(function: F) -> F:
 
 def target_help() -> str:
     """Return what ``mlflow deployments help -t auditor`` prints."""
-    return HELP
+    lines = [
+        f"    {option.name}: {option.description}"
+        + (f" ({option.default})" if option.default not in (None, "") else "")
+        for option in settings.options()
+    ]
+    return HELP.replace("{settings}", "\n".join(lines))
 
 
-@told
+@with_mlflow_errors
 def run_local(name: str, model_uri: str, flavor: str | None = None, config: dict[str, Any] | None = None) -> None:
     """Serve a model in the foreground until it is stopped."""
     _check_flavor(flavor)
@@ -94,13 +100,13 @@ def run_local(name: str, model_uri: str, flavor: str | None = None, config: dict
 class AuditorDeploymentClient(BaseDeploymentClient):
     """Explanation services as MLflow deployments: ``mlflow.deployments.get_deploy_client("auditor")``."""
 
-    @told
+    @with_mlflow_errors
     def __init__(self, target_uri: str = "auditor") -> None:
         super().__init__(target_uri)  # type: ignore[no-untyped-call]
         self.address = _address(target_uri)
         self._local = LocalServices()
 
-    @told
+    @with_mlflow_errors
     def create_deployment(
         self,
         name: str,
@@ -114,7 +120,7 @@ class AuditorDeploymentClient(BaseDeploymentClient):
         _check_flavor(flavor)
         return {**self._local.start(name, model_uri, config or {}).to_json(), "flavor": FLAVOR}
 
-    @told
+    @with_mlflow_errors
     def update_deployment(
         self,
         name: str,
@@ -126,45 +132,45 @@ class AuditorDeploymentClient(BaseDeploymentClient):
         """Stop a service and start it again with another model or config; what is not given stays as it was."""
         self._only_local("update", endpoint)
         _check_flavor(flavor)
-        known = self._local.get(name)
-        options = check_config({**known.config, **(config or {})})
+        service = self._local.get(name)
+        options = check_config({**service.config, **(config or {})})
         self._local.stop(name)
-        started = self._local.start(name, model_uri or known.model_uri, {"port": known.port, **options})
+        started = self._local.start(name, model_uri or service.model_uri, {"port": service.port, **options})
         return {**started.to_json(), "flavor": FLAVOR}
 
-    @told
+    @with_mlflow_errors
     def delete_deployment(self, name: str, config: dict[str, Any] | None = None, endpoint: str | None = None) -> None:
         """Stop a service and forget it; one that is not there is no error."""
         self._only_local("delete", endpoint)
         self._local.stop(name)
 
-    @told
+    @with_mlflow_errors
     def list_deployments(self, endpoint: str | None = None) -> list[dict[str, Any]]:
         """Return every deployment with its state and address."""
         if self.address is not None:
             return [self._served()]
         return [{**service.to_json(), "flavor": FLAVOR} for service in self._local.all()]
 
-    @told
+    @with_mlflow_errors
     def get_deployment(self, name: str, endpoint: str | None = None) -> dict[str, Any]:
         """Return one deployment; when it runs, with the model and the explainers it serves."""
         if self.address is not None:
             self._address_of(name)
             return self._served()
-        found = self._local.get(name)
-        state = {**found.to_json(), "flavor": FLAVOR}
+        service = self._local.get(name)
+        state = {**service.to_json(), "flavor": FLAVOR}
         if state["status"] == "ready":
-            state["model"] = ask(found.address, "/model")
+            state["model"] = ask(service.address, "/model")
         return state
 
-    @told
+    @with_mlflow_errors
     def predict(self, deployment_name: str | None = None, inputs: Any = None, endpoint: str | None = None) -> Any:
         """Return predictions for records with ``image``; see ``mlflow deployments help -t auditor``."""
         bodies = [{"image": body["image"]} for body in records(inputs)]
         answers = ask_each(self._address_of(deployment_name or endpoint), "/predict", bodies)
         return PredictionsResponse({"predictions": [answer["prediction"] for answer in answers]})
 
-    @told
+    @with_mlflow_errors
     def explain(
         self, deployment_name: str | None = None, df: Any = None, endpoint: str | None = None
     ) -> list[dict[str, Any]]:

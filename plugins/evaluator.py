@@ -1,7 +1,7 @@
 """Evaluator: ``mlflow.models.evaluate("models:/m/1", data, evaluators="auditor", …)`` runs an audit.
 
 MLflow imports this module for everybody who has the plugin installed, so its top is light: torch loads when an
-evaluation begins. Asked for all evaluators, MLflow asks us too, whatever the model: what is no image model is left alone.
+evaluation begins. Called for "all evaluators", it runs for every kind of model and returns nothing for one without images.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from auditor.errors import AuditError, ModelError, OptionError
 
 if TYPE_CHECKING:
     from auditor.auditing.audit import Audit, AuditConfig
-    from auditor.plugins.registry.location import Place
+    from auditor.plugins.registry.location import ModelVersion
     from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class AuditEvaluator(ModelEvaluator):
     """Audits an image classifier with every explainer attached to it.
 
     ``evaluator_config`` may hold what ``auditor audit`` takes (``seed``, ``images``, …) and ``model_uri`` (which version's
-    explainers to audit, when MLflow does not tell), ``explainers`` (names; default all), ``image_column`` of a table,
+    explainers to audit, when MLflow does not say), ``explainers`` (names; default all), ``image_column`` of a table,
     ``store`` (keep the audit with the version, for the gate and the Audits page), ``allow_pickle``. Unknown keys are
     refused. Metrics land on the run and on the logged model; the report and the audit are artifacts of the run.
     """  # noqa: E501
@@ -46,7 +46,7 @@ class AuditEvaluator(ModelEvaluator):
 
     @classmethod
     def can_evaluate(cls, *, model_type: str, evaluator_config: dict[str, Any], **kwargs: Any) -> bool:
-        """Whether this may be an image classifier; MLflow tells no more than the type here."""
+        """Whether this may be an image classifier; MLflow passes no more than the type here."""
         return model_type not in OTHER_TASKS
 
     def evaluate(
@@ -60,7 +60,7 @@ class AuditEvaluator(ModelEvaluator):
         model_id: str | None = None,
         **kwargs: Any,
     ) -> EvaluationResult | None:
-        """Audit and return metrics and artifacts; None for what is no image model and was not meant for us."""
+        """Audit and return metrics and artifacts; None for a model without images when no option is ours."""
         config = dict(evaluator_config or {})
         reason = _not_for_us(model, dataset)
         if reason and not set(config) & set(OWN_KEYS):
@@ -74,56 +74,56 @@ class AuditEvaluator(ModelEvaluator):
     def _audit(
         self, config: dict[str, Any], dataset: Any, run_id: str, model: Any, model_id: str | None
     ) -> EvaluationResult:
-        own, effort = split_config(config)
+        ours, effort = split_config(config)
         from auditor.auditing.audit import audit
         from auditor.plugins.registry.audits import attached_explainers, store_audit
-        from auditor.plugins.registry.subjects import load_subject
         from auditor.plugins.registry.location import resolve
+        from auditor.plugins.registry.subjects import load_subject
         from auditor.plugins.table_images import data_of
 
-        uri = own.get("model_uri") or _uri_of(model, model_id)
-        place = resolve(uri)
-        subject = load_subject(uri, allow_pickle=own.get("allow_pickle"))
+        uri = ours.get("model_uri") or _uri_of(model, model_id)
+        version = resolve(uri)
+        subject = load_subject(version, allow_pickle=ours.get("allow_pickle"))
         _check_same(model, subject, uri)
-        explainers, broken = attached_explainers(uri, place, subject)
-        wanted = own.get("explainers")
+        explainers, broken = attached_explainers(version, subject)
+        wanted = ours.get("explainers")
         if wanted is not None:
             unknown = sorted(set(wanted) - set(explainers) - set(broken))
             if unknown:
-                known = ", ".join(sorted({*explainers, *broken})) or "none"
-                raise OptionError(f"explainers: {place.label} has no {', '.join(unknown)}; attached are: {known}.")
+                attached = ", ".join(sorted({*explainers, *broken})) or "none"
+                raise OptionError(f"explainers: {version.label} has no {', '.join(unknown)}; attached are: {attached}.")
             explainers = {k: v for k, v in explainers.items() if k in wanted}
             broken = {k: v for k, v in broken.items() if k in wanted}
-        data = data_of(dataset, subject, own.get("image_column"))
+        data = data_of(dataset, subject, ours.get("image_column"))
         command = f"mlflow.models.evaluate({uri!r}, …, evaluators='auditor')"
-        found = audit(subject, data, explainers, effort, broken=broken, command=command)
-        metrics = {k: m.value for k, m in found.metrics.items() if m.status == "passed" and math.isfinite(m.value)}
+        result = audit(subject, data, explainers, effort, broken=broken, command=command)
+        metrics = {k: m.value for k, m in result.metrics.items() if m.status == "passed" and math.isfinite(m.value)}
         if model_id is None:  # else MLflow logs what we return, to the run and to the logged model
-            _log_metrics(metrics, run_id, place, dataset, found)
-        if own.get("store"):
-            if not place.name:
+            _log_metrics(metrics, run_id, version, dataset, result)
+        if ours.get("store"):
+            if not version.name:
                 raise OptionError(f"store: {uri} is no version of a registered model, so there is nowhere to store it.")
-            store_audit(found, place)
-        artifacts = _log_artifacts(found, run_id)
+            store_audit(result, version)
+        artifacts = _log_artifacts(result, run_id)
         return EvaluationResult(metrics=metrics, artifacts=artifacts, run_id=run_id)  # type: ignore[no-untyped-call]
 
 
 def split_config(config: dict[str, Any]) -> tuple[dict[str, Any], AuditConfig]:
-    """Return our own options and the audit's; an unknown key or a value out of range is an error."""
+    """Return the options of this plugin and the audit's; an unknown key or a value out of range is an error."""
     from pydantic import ValidationError
 
     from auditor.auditing.audit import AuditConfig
 
-    own = {k: v for k, v in config.items() if k in OWN_KEYS}
+    ours = {k: v for k, v in config.items() if k in OWN_KEYS}
     unknown = sorted(set(config) - set(OWN_KEYS) - set(AuditConfig.model_fields))
     if unknown:
-        known = ", ".join(sorted({*OWN_KEYS, *AuditConfig.model_fields}))
-        raise OptionError(f"evaluator_config: unknown {', '.join(map(str, unknown))}; the auditor takes {known}.")
-    names = own.get("explainers")
+        allowed = ", ".join(sorted({*OWN_KEYS, *AuditConfig.model_fields}))
+        raise OptionError(f"evaluator_config: unknown {', '.join(map(str, unknown))}; the auditor takes {allowed}.")
+    names = ours.get("explainers")
     if names is not None and (isinstance(names, str) or not all(isinstance(n, str) for n in names)):
         raise OptionError("evaluator_config: explainers must be a list of names.")
     try:
-        return own, AuditConfig(**{k: v for k, v in config.items() if k not in OWN_KEYS})
+        return ours, AuditConfig(**{k: v for k, v in config.items() if k not in OWN_KEYS})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -149,17 +149,18 @@ def _uri_of(model: Any, model_id: str | None) -> str:
 
     from auditor.plugins.registry.location import mlflow_errors
 
-    known = model_id or getattr(model, "model_id", None)
-    if not known:
+    logged_id = model_id or getattr(model, "model_id", None)
+    if not logged_id:
         raise ModelError(
-            "which model this is cannot be told; say it: evaluator_config={'model_uri': 'models:/name/3'}."
+            "MLflow does not say which version of which model this is; name it: "
+            "evaluator_config={'model_uri': 'models:/name/3'}."
         )
-    with mlflow_errors(f"model {known}"):
-        versions = MlflowClient().search_model_versions(f"source_path = 'models:/{known}'")
+    with mlflow_errors(f"model {logged_id}"):
+        versions = MlflowClient().search_model_versions(f"source_path = 'models:/{logged_id}'")
     if len(versions) > 1:
         names = ", ".join(sorted(f"models:/{v.name}/{v.version}" for v in versions)[:6])
         raise ModelError(f"this model is registered as {names}; say which: evaluator_config={{'model_uri': …}}.")
-    return f"models:/{versions[0].name}/{versions[0].version}" if versions else f"models:/{known}"
+    return f"models:/{versions[0].name}/{versions[0].version}" if versions else f"models:/{logged_id}"
 
 
 def _check_same(model: Any, subject: Subject, uri: str) -> None:
@@ -185,7 +186,7 @@ def _weights(state: Any) -> Counter[str]:
     )
 
 
-def _log_metrics(metrics: dict[str, float], run_id: str, place: Place, dataset: Any, found: Audit) -> None:
+def _log_metrics(metrics: dict[str, float], run_id: str, version: ModelVersion, dataset: Any, result: Audit) -> None:
     """Log metrics to the run and, where there is one, to the logged model, against the data set."""
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModelInput, Metric
@@ -194,32 +195,33 @@ def _log_metrics(metrics: dict[str, float], run_id: str, place: Place, dataset: 
 
     now = int(time.time() * 1000)
     client = MlflowClient()
-    digest = str(found.data["digest"])[:DIGEST_LENGTH]
+    digest = str(result.data["digest"])[:DIGEST_LENGTH]
     name = str(dataset.name or "dataset")
     entries = [
-        Metric(k, v, now, 0, model_id=place.model_id, dataset_name=name, dataset_digest=digest)
+        Metric(k, v, now, 0, model_id=version.model_id, dataset_name=name, dataset_digest=digest)
         for k, v in metrics.items()
     ]
-    if place.model_id is not None:
-        client.log_inputs(run_id, models=[LoggedModelInput(place.model_id)])
+    if version.model_id is not None:
+        client.log_inputs(run_id, models=[LoggedModelInput(version.model_id)])
     for start in range(0, len(entries), AT_ONCE):
         client.log_batch(run_id, metrics=entries[start : start + AT_ONCE])
 
 
-def _log_artifacts(found: Audit, run_id: str) -> dict[str, Any]:
+def _log_artifacts(result: Audit, run_id: str) -> dict[str, Any]:
     """Log report and audit to the run, below ``auditor/``, and return them as MLflow's artifacts."""
     from mlflow import MlflowClient
     from mlflow.models.evaluation import artifacts
 
+    from auditor.plugins.registry.tags import RUN_AUDIT
     from auditor.reports.audit_report import report_html
 
     client = MlflowClient()
-    sealed, page = found.sealed(), report_html(found)
+    sealed, page = result.sealed(), report_html(result)
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         (Path(folder) / "audit.json").write_bytes(sealed)
         (Path(folder) / "report.html").write_text(page, encoding="utf-8")
         client.log_artifacts(run_id, folder, "auditor")
-    client.set_tag(run_id, "auditor.audit_digest", found.digest)
+    client.set_tag(run_id, RUN_AUDIT, result.digest)
     root = client.get_run(run_id).info.artifact_uri
     kinds: Any = artifacts  # untyped there
     return {

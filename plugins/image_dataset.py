@@ -115,19 +115,19 @@ def array_data(images: Array, labels: Array | None, name: str) -> Any:
     """Return arrays in memory as a source that an audit can stream."""
     from auditor.data.source import ArrayData
 
-    known = labels if labels is not None else np.full(len(images), -1, dtype=np.int64)
+    numbers = labels if labels is not None else np.full(len(images), -1, dtype=np.int64)
 
     def read(batch_size: int) -> Any:
         for start in range(0, len(images), batch_size):
-            yield images[start : start + batch_size], known[start : start + batch_size]
+            yield images[start : start + batch_size], numbers[start : start + batch_size]
 
-    return ArrayData(f"mlflow:{name}", len(images), read)
+    return ArrayData(f"mlflow:{name}", numbers, read)
 
 
 def _labels(labels: Any, n: int) -> Array:
-    found = np.asarray(labels)
-    if found.shape != (n,) or found.dtype.kind not in "iu":
+    numbers = np.asarray(labels)
+    if numbers.shape != (n,) or numbers.dtype.kind not in "iu":
         raise DataError(
-            f"ImageDataset: want {n} whole numbers as labels, one per image, got {found.dtype} {found.shape}."
+            f"ImageDataset: want {n} whole numbers as labels, one per image, got {numbers.dtype} {numbers.shape}."
         )
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)

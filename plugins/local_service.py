@@ -22,31 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from auditor.errors import ModelError, OptionError, RegistryError
+from auditor.service import settings
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
 SERVE = (sys.executable, "-c", "from auditor.cli import main; main()", "serve")
-FLAGS = (
-    "allow_pickle",
-    "api_keys",
-    "device",
-    "engine",
-    "host",
-    "max_batch",
-    "max_body_mb",
-    "max_pixels",
-    "poll_s",
-    "port",
-    "precision",
-    "queue",
-    "request_timeout_s",
-    "samples",
-    "search_timeout_s",
-    "start_timeout_s",
-    "threads",
-    "upload_timeout_s",
-    "workers",
-)
+NOT_SETTINGS = ("host", "port", "start_timeout_s")
+CONFIG = (*NOT_SETTINGS, *(option.name for option in settings.options()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +40,7 @@ class LocalService:
     host: str
     port: int
     pid: int
-    started: str  # start time of the process, as the system tells it
+    started: str  # start time of the process, as the system reports it
     created: str
     config: dict[str, str]
     log: str
@@ -99,10 +81,10 @@ class LocalServices:
         options = check_config(config)
         timeout_s = _seconds(options, "start_timeout_s", START_TIMEOUT_S)
         with self._lock():
-            known = self.find(name)
-            if known is not None and known.runs:
+            running = self.find(name)
+            if running is not None and running.runs:
                 raise OptionError(
-                    f"deployment {name}: there is one already, of {known.model_uri} at {known.address}; "
+                    f"deployment {name}: there is one already, of {running.model_uri} at {running.address}; "
                     "delete it or choose another name."
                 )
             service, process = self._spawn(name, model_uri, options)
@@ -117,12 +99,12 @@ class LocalServices:
     def stop(self, name: str) -> bool:
         """Stop a service and forget it; returns whether there was one."""
         with self._lock():
-            known = self.find(name)
-            if known is None:
+            service = self.find(name)
+            if service is None:
                 return False
-            self._end(known)
+            self._end(service)
             self._state(name).unlink(missing_ok=True)
-            Path(known.log).unlink(missing_ok=True)
+            Path(service.log).unlink(missing_ok=True)
             return True
 
     def find(self, name: str) -> LocalService | None:
@@ -130,8 +112,8 @@ class LocalServices:
         from auditor.plugins.registry.attachments import check_name
 
         try:
-            told = json.loads(self._state(check_name(name)).read_text(encoding="utf-8"))
-            return LocalService(**told)
+            state = json.loads(self._state(check_name(name)).read_text(encoding="utf-8"))
+            return LocalService(**state)
         except (OSError, ValueError, TypeError) as error:
             if isinstance(error, OptionError):
                 raise
@@ -139,32 +121,30 @@ class LocalServices:
 
     def get(self, name: str) -> LocalService:
         """Return a deployment by name, or an error that says which there are."""
-        found = self.find(name)
-        if found is None:
-            known = ", ".join(service.name for service in self.all()) or "none"
-            raise ModelError(f"deployment {name}: there is none of this name; there are: {known}.")
-        return found
+        service = self.find(name)
+        if service is None:
+            names = ", ".join(other.name for other in self.all()) or "none"
+            raise ModelError(f"deployment {name}: there is none of this name; there are: {names}.")
+        return service
 
     def running(self, name: str) -> LocalService:
         """Return a deployment that runs, or an error."""
-        found = self.get(name)
-        if not found.runs:
-            raise RegistryError(f"deployment {name}: its service has stopped; see {found.log}, then create it again.")
-        return found
+        service = self.get(name)
+        if not service.runs:
+            raise RegistryError(f"deployment {name}: its service has stopped; see {service.log}, then create it again.")
+        return service
 
     def all(self) -> list[LocalService]:
         """Return every deployment, sorted by name."""
-        found = (self.find(path.stem) for path in sorted(self.folder.glob("*.json")))
-        return [service for service in found if service is not None]
+        services = (self.find(path.stem) for path in sorted(self.folder.glob("*.json")))
+        return [service for service in services if service is not None]
 
-    def command(self, model_uri: str, options: Mapping[str, str], host: str, port: int) -> list[str]:
+    def command(self, model_uri: str, config: Mapping[str, str], host: str, port: int) -> list[str]:
         """Return the command that serves a model."""
         command = [*self._serve, model_uri, "--host", host, "--port", str(port)]
-        for key, value in options.items():
-            if key in ("host", "port", "start_timeout_s"):
-                continue
-            flag = "--" + key.replace("_", "-")
-            command += [flag] if key == "allow_pickle" else [flag, value]
+        for option in settings.options():
+            if option.name in config:
+                command += option.flags(config[option.name])
         return command
 
     def _spawn(
@@ -247,28 +227,26 @@ def default_folder() -> Path:
 
 def check_config(config: Mapping[str, Any]) -> dict[str, str]:
     """Return options of ``auditor serve`` as strings; unknown ones are refused."""
-    unknown = sorted(set(config) - set(FLAGS))
+    unknown = sorted(set(config) - set(CONFIG) - set(settings.OLD_NAMES))
     if unknown:
-        raise OptionError(f"config: unknown {', '.join(unknown)}; there are: {', '.join(FLAGS)}.")
-    options = {key: str(config[key]).strip() for key in sorted(config)}
-    for key, value in options.items():
+        raise OptionError(f"config: unknown {', '.join(unknown)}; there are: {', '.join(sorted(CONFIG))}.")
+    texts = {settings.new_name(key): str(config[key]).strip() for key in sorted(config)}
+    for key, value in texts.items():
         if not value or value.startswith("-"):
             raise OptionError(f"config: {key} must have a value, got {value!r}.")
-    if options.get("allow_pickle", "true").lower() not in ("1", "true", "yes"):
-        del options["allow_pickle"]
-    return options
+    return texts
 
 
 def start_time(pid: int) -> str:
-    """Return when a process was started, as the system tells it; empty when there is none, or only its remains."""
+    """Return when a process was started, as the system reports it; empty when there is none, or only its remains."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
     except OSError:
         if Path("/proc/self/stat").exists():
             return ""
-    told = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    state, _, since = told.stdout.strip().partition(" ")
+    process = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, since = process.stdout.strip().partition(" ")
     return "" if state.startswith("Z") else since.strip()
 
 
@@ -293,7 +271,7 @@ def environment() -> dict[str, str]:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, where ``auditor serve`` tells its error."""
+    """Return the last line of a log, where ``auditor serve`` writes its error."""
     try:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError:

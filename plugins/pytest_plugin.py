@@ -23,8 +23,8 @@ def audit_gate() -> Callable[..., Any]:
 
     def gate(model: str, policy: str | Path, **options: Any) -> Any:
         __tracebackhide__ = True
-        from auditor.reports.gate_summary import markdown
         from auditor.plugins import run_gate
+        from auditor.reports.gate_summary import markdown
 
         verdict = run_gate(model, policy, **options)
         if verdict.verdict != "pass":

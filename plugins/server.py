@@ -1,7 +1,7 @@
 """Server: MLflow's own server with an Audits page at ``/auditor``: ``mlflow server --app-name auditor``.
 
 The page only reads. Its routes stand inside MLflow's application, behind MLflow's Host and origin checks, and all they
-show comes through MLflow's REST interface with the caller's own credentials (``server_store``). Text is escaped by the
+show comes through MLflow's REST interface with the caller's own credentials (``rest_store``). Text is escaped by the
 templates, no inline script can run, and a stored report is shown only after its digest was checked, in a sandbox
 without scripts, forms or an origin.
 """
@@ -19,14 +19,14 @@ from auditor.errors import AuditError
 from auditor.plugins.audits_site.audit_comparison import compare
 from auditor.plugins.audits_site.page_text import environment
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore, mlflow_link
-from auditor.plugins.audits_site.verified_files import Memory, check_explainer, read_audit, read_report
+from auditor.plugins.audits_site.verified_files import AnswerCache, check_explainer, read_audit, read_report
 from auditor.plugins.audits_site.version_card import VersionCard, version_card
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-PAGE = Path(__file__).parent / "audits-page"
+PAGE = Path(__file__).parent / "audits_site" / "templates"
 STATIC = {"audits.css": "text/css; charset=utf-8", "audits.js": "text/javascript; charset=utf-8"}
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -70,9 +70,9 @@ def add_page(app: Any, flask_app: Any) -> Any:
 class Site:
     """The pages, by path below ``/auditor``."""
 
-    def __init__(self, flask_app: Any, prefix: str = "", memory: Memory | None = None) -> None:
+    def __init__(self, flask_app: Any, prefix: str = "", cache: AnswerCache | None = None) -> None:
         self.app, self.prefix, self.base = flask_app, prefix, f"{prefix}/auditor"
-        self.memory = memory if memory is not None else Memory()
+        self.cache = cache if cache is not None else AnswerCache()
         self.templates = environment(PAGE)
         self.templates.globals.update(base=self.base, prefix=prefix)
 
@@ -94,23 +94,23 @@ class Site:
     def home(self, store: ServerStore, asked: Params) -> Response:
         """Show the registered models with their newest version."""
         text, token = asked.get("q", "").strip()[:200], asked.get("page", "")
-        found = store.models(text, token, MODELS_PER_PAGE)
-        links = self._pages("", {"q": text}, token, found.next_token)
-        return self._page("home.html", cards=[_model_row(m) for m in found.entries], text=text, **links)
+        listing = store.models(text, token, MODELS_PER_PAGE)
+        links = self._pages("", {"q": text}, token, listing.next_token)
+        return self._page("home.html", cards=[_model_row(m) for m in listing.entries], text=text, **links)
 
     def model(self, store: ServerStore, asked: Params) -> Response:
         """Show the versions of one model, newest first."""
         name, token = _wanted(asked, "name"), asked.get("page", "")
         model = store.model(name)
-        found = store.versions(name, token, VERSIONS_PER_PAGE)
-        cards = [version_card(_with_aliases(entry, model)) for entry in found.entries]
+        listing = store.versions(name, token, VERSIONS_PER_PAGE)
+        cards = [version_card(_with_aliases(entry, model)) for entry in listing.entries]
         return self._page(
             "model.html",
             name=name,
             description=str(model.get("description", "")),
             cards=cards,
             mlflow_link=mlflow_link(self.prefix, name),
-            **self._pages("/model", {"name": name}, token, found.next_token),
+            **self._pages("/model", {"name": name}, token, listing.next_token),
         )
 
     def version(self, store: ServerStore, asked: Params) -> Response:
@@ -144,14 +144,14 @@ class Site:
 
     def compare(self, store: ServerStore, asked: Params) -> Response:
         """Show the metrics of two versions side by side."""
-        kept = {k: asked.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
+        wanted = {k: asked.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
         sides: list[VersionCard] = []
-        figures = []
+        both = []
         problems: list[str] = []
-        if all(kept.values()):
+        if all(wanted.values()):
             for side in ("left", "right"):
                 try:
-                    card = self._card(store, {"name": kept[side], "version": kept[f"{side}_version"]})
+                    card = self._card(store, {"name": wanted[side], "version": wanted[f"{side}_version"]})
                 except Refused as error:
                     if error.status in (401, 403):
                         raise
@@ -163,14 +163,14 @@ class Site:
                     problems.append(f"{card.uri} has not been audited.")
                 elif audit.problem:
                     problems.append(f"{card.uri}: {audit.problem}")
-                figures.append(audit.figures)
+                both.append(audit.measures)
         left, right = sides if len(sides) == 2 else (None, None)
         if left and right and left.audit and right.audit and left.audit.data_digest != right.audit.data_digest:
             problems.append("The two audits used different data, so their numbers need not be comparable.")
-        rows = compare(*figures) if len(figures) == 2 and all(figures) else []
+        rows = compare(*both) if len(both) == 2 and all(both) else []
         counts = list(Counter(row.verdict for row in rows).items())
         return self._page(
-            "compare.html", asked=kept, left=left, right=right, rows=rows, counts=counts, problems=problems
+            "compare.html", asked=wanted, left=left, right=right, rows=rows, counts=counts, problems=problems
         )
 
     def _card(self, store: ServerStore, asked: Params) -> VersionCard:
@@ -180,19 +180,19 @@ class Site:
     def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
         keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]
         return [
-            self.memory.get(("explainer", *key), lambda e=entry: check_explainer(store, card, e))  # type: ignore[misc]
+            self.cache.get(("explainer", *key), lambda e=entry: check_explainer(store, card, e))  # type: ignore[misc]
             for key, entry in zip(keys, card.explainers, strict=True)
         ]
 
     def _audit(self, store: ServerStore, card: VersionCard) -> Any:
         digest = card.audit.digest if card.audit else ""
         key = ("audit", card.name, card.version, str(card.created_ms), digest)
-        return self.memory.get(key, lambda: read_audit(store, card))
+        return self.cache.get(key, lambda: read_audit(store, card))
 
     def _pages(self, path: str, asked: Params, token: str, next_token: str) -> dict[str, Any]:
-        kept = {k: v for k, v in asked.items() if v}
-        first = f"{self.base}{path}" + (f"?{urlencode(kept)}" if kept else "")
-        further = f"{self.base}{path}?{urlencode({**kept, 'page': next_token})}"
+        query = {k: v for k, v in asked.items() if v}
+        first = f"{self.base}{path}" + (f"?{urlencode(query)}" if query else "")
+        further = f"{self.base}{path}?{urlencode({**query, 'page': next_token})}"
         return {"first_link": first if token else "", "next_link": further if next_token else ""}
 
     def _page(self, template: str, status: int = 200, headers: Params | None = None, **values: Any) -> Response:
@@ -205,7 +205,7 @@ class Site:
         return self._page(template, headers={"X-Auditor-Part": "1"}, **values)
 
     def _answering(self, page: Callable[[ServerStore, Params], Response]) -> Callable[[Request], Response]:
-        """Return an endpoint that tells every expected problem in one sentence."""
+        """Return an endpoint that answers every expected problem with one sentence."""
 
         def answer(request: Request) -> Response:
             store = ServerStore(self.app, request.headers, self.prefix)
@@ -255,8 +255,8 @@ def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
-    own = [a["alias"] for a in model.get("aliases", []) if str(a["version"]) == str(entry["version"])]
-    return {**entry, "aliases": own}
+    aliases = [a["alias"] for a in model.get("aliases", []) if str(a["version"]) == str(entry["version"])]
+    return {**entry, "aliases": aliases}
 
 
 def _wants_login() -> bool:

@@ -1,4 +1,4 @@
-"""Service call: tables of images into requests of the explanation service, and its answers back, over plain HTTP."""
+"""Service over HTTP: tables of images into requests of the explanation service, and its answers back."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import os
 import time
 import urllib.request
+import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,20 +17,9 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 from auditor.errors import AuditError, DataError, OptionError
+from auditor.explainers.answer_options import OLD_NAMES, OPTION_NAMES, deprecation
 
 IMAGE = "image"
-OPTIONS = (
-    "explainers",
-    "heatmaps",
-    "max_steps",
-    "radius",
-    "samples",
-    "seed",
-    "stability",
-    "target",
-    "timeout_s",
-    "top_k",
-)
 NOT_RECORDS = ("columns", "data", "dataframe_records", "dataframe_split", "inputs", "instances")
 AT_ONCE = 8  # requests in flight; the service batches what arrives together
 ATTEMPTS = 6
@@ -62,7 +52,7 @@ def ask(address: str, path: str, body: Mapping[str, Any] | None = None, *, timeo
             if error.code in (429, 503) and attempt < ATTEMPTS - 1:
                 time.sleep(_wait_s(error.headers.get("Retry-After"), attempt))
                 continue
-            raise _told(error, address) from None
+            raise _service_error(error, address) from None
         except (URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             text = getattr(reason, "strerror", None) or reason
@@ -116,11 +106,16 @@ def _check_columns(columns: list[str]) -> None:
 
 
 def _body(row: Mapping[str, Any], k: int) -> dict[str, Any]:
-    unknown = sorted(str(c) for c in row if c != IMAGE and c not in OPTIONS)
+    unknown = sorted(str(c) for c in row if c != IMAGE and c not in OPTION_NAMES and c not in OLD_NAMES)
     if unknown:
-        raise OptionError(f"record {k}: unknown {', '.join(unknown)}; a record has image and {', '.join(OPTIONS)}.")
-    options = {key: _plain(row[key]) for key in OPTIONS if key in row}
-    return {IMAGE: _image(row.get(IMAGE), k), **{key: value for key, value in options.items() if value is not None}}
+        options = ", ".join(OPTION_NAMES)
+        raise OptionError(f"record {k}: unknown {', '.join(unknown)}; a record has image and {options}.")
+    old = {key: OLD_NAMES[key] for key in row if key in OLD_NAMES}
+    for key, name in old.items():
+        warnings.warn(deprecation(key, name), DeprecationWarning, stacklevel=3)
+    values = {name: _plain(row[key]) for key, name in old.items()}
+    values |= {key: _plain(row[key]) for key in OPTION_NAMES if key in row}
+    return {IMAGE: _image(row.get(IMAGE), k), **{key: value for key, value in values.items() if value is not None}}
 
 
 def _plain(value: Any) -> Any:
@@ -154,7 +149,7 @@ def _image(value: Any, k: int) -> str:
     return value
 
 
-def _told(error: HTTPError, address: str) -> ServiceError:
+def _service_error(error: HTTPError, address: str) -> ServiceError:
     try:
         message = str(json.loads(error.read())["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError):
@@ -162,8 +157,8 @@ def _told(error: HTTPError, address: str) -> ServiceError:
     return ServiceError(error.code, " ".join(message.split()))
 
 
-def _wait_s(told: str | None, attempt: int) -> float:
+def _wait_s(retry_after: str | None, attempt: int) -> float:
     try:
-        return min(max(float(told or ""), 0.0), LONGEST_WAIT_S)
+        return min(max(float(retry_after or ""), 0.0), LONGEST_WAIT_S)
     except ValueError:
         return min(0.25 * 2.0**attempt, LONGEST_WAIT_S)

@@ -32,31 +32,35 @@ def holds_images(dataset: Any) -> bool:
 
 
 def _from_array(features: Any, subject: Subject) -> Array:
-    found = np.asarray(features)
+    images = np.asarray(features)
     c, h, w = subject.input_shape
-    if found.ndim == 2:
-        if found.shape[1] != c * h * w:
+    if images.ndim == 2:
+        if images.shape[1] != c * h * w:
             raise DataError(
-                f"data: {found.shape[1]} numbers per row, but an image of this model has {c} x {h} x {w}; "
+                f"data: {images.shape[1]} numbers per row, but an image of this model has {c} x {h} x {w}; "
                 "flatten the images with images.reshape(len(images), -1)."
             )
-        return found.reshape(-1, c, h, w)
-    return found
+        return images.reshape(-1, c, h, w)
+    return images
 
 
 def _from_table(frame: Any, subject: Subject, column: str | None) -> Array:
     name = column if column is not None else _image_column(frame)
     if name not in frame.columns:
-        known = ", ".join(str(c) for c in frame.columns)
-        raise DataError(f"image_column {name}: the table has no such column; there are: {known}.")
+        names = ", ".join(str(c) for c in frame.columns)
+        raise DataError(f"image_column {name}: the table has no such column; there are: {names}.")
     return np.stack([_image(cell, subject, k) for k, cell in enumerate(frame[name])])
 
 
 def _image_column(frame: Any) -> Any:
-    found = [c for c in frame.columns if len(frame) and _is_image_cell(frame[c].iloc[0])]
-    if len(found) == 1:
-        return found[0]
-    what = f"{len(found)} columns may hold images ({', '.join(map(str, found))})" if found else "no column holds images"
+    columns = [c for c in frame.columns if len(frame) and _is_image_cell(frame[c].iloc[0])]
+    if len(columns) == 1:
+        return columns[0]
+    what = (
+        f"{len(columns)} columns may hold images ({', '.join(map(str, columns))})"
+        if columns
+        else "no column holds images"
+    )
     raise DataError(f"data: {what}; name it: evaluator_config={{'image_column': …}}.")
 
 
@@ -91,17 +95,17 @@ def _image(cell: Any, subject: Subject, k: int) -> Array:
 
 def _class_numbers(labels: Any, subject: Subject, n: int) -> Array:
     """Return labels as class numbers of the model: numbers as they are, names looked up."""
-    found = np.asarray(labels)
-    if found.shape != (n,):
-        raise DataError(f"data: want one label per image, {n}, got {found.shape}.")
-    if found.dtype.kind in "OUS":
-        return np.array([subject.class_index(str(label)) for label in found], dtype=np.int64)
-    if found.dtype.kind == "f" and np.array_equal(found, np.round(found)):
-        found = found.astype(np.int64)
-    if found.dtype.kind not in "iu":
-        raise DataError(f"data: labels must be class numbers or names, got {found.dtype}.")
-    if found.min() < 0 or found.max() >= subject.n_classes:
+    numbers = np.asarray(labels)
+    if numbers.shape != (n,):
+        raise DataError(f"data: want one label per image, {n}, got {numbers.shape}.")
+    if numbers.dtype.kind in "OUS":
+        return np.array([subject.class_index(str(label)) for label in numbers], dtype=np.int64)
+    if numbers.dtype.kind == "f" and np.array_equal(numbers, np.round(numbers)):
+        numbers = numbers.astype(np.int64)
+    if numbers.dtype.kind not in "iu":
+        raise DataError(f"data: labels must be class numbers or names, got {numbers.dtype}.")
+    if numbers.min() < 0 or numbers.max() >= subject.n_classes:
         raise DataError(
-            f"data: labels must be 0 to {subject.n_classes - 1} for this model, got {found.min()} to {found.max()}."
+            f"data: labels must be 0 to {subject.n_classes - 1} for this model, got {numbers.min()} to {numbers.max()}."
         )
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)

@@ -1,8 +1,8 @@
-"""Batcher: collects validated jobs of all callers and runs them together, in a thread, one batch at a time per lane.
+"""Batcher: collects validated jobs of all callers and runs them together, in a thread, one batch at a time per queue.
 
 While a batch runs the next one fills, so batches grow with the load and nobody waits on an idle machine. Jobs that
-search or iterate go to a lane of their own and do not hold up the others. A full queue refuses at once and says when to
-return.
+search or iterate go to a queue of their own and do not hold up the others. A full queue refuses at once and says when
+to come back.
 """
 
 from __future__ import annotations
@@ -16,55 +16,68 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from auditor.service.batch_answer import Answer, Job
-from auditor.service.prometheus import QUEUE_DEPTH
+from auditor.service.batch_answer import AnswerJson, Job
 from auditor.service.problems import Problem
+from auditor.service.prometheus import QUEUE_DEPTH
 
 log = logging.getLogger(__name__)
 
-Work = Callable[[Sequence[Job]], list[Answer | Problem]]
+FIRST_PACE_S, PACE_WEIGHT = 0.05, 0.1  # seconds per image, a moving mean: says to refused callers when to come back
+MAX_RETRY_S = 60
+
+Work = Callable[[Sequence[Job]], list[AnswerJson | Problem]]
 
 
 @dataclass
 class _Waiting:
     job: Job
-    future: asyncio.Future[Answer]
+    future: asyncio.Future[AnswerJson]
     since: float
 
 
-class Lane:
+class JobQueue:
     """A queue with a limit and one thread that works it off."""
 
-    def __init__(self, name: str, work: Work, *, max_batch: int, limit: int, max_wait_s: float = 0.0) -> None:
-        self.name, self.work, self.limit = name, work, limit
+    def __init__(
+        self,
+        name: str,
+        work: Work,
+        *,
+        max_batch: int,
+        limit: int,
+        max_wait_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name, self.work, self.limit, self.clock = name, work, limit, clock
         self.max_batch, self.max_wait_s = max_batch, max_wait_s
         self._queue: deque[_Waiting] = deque()
+        self._batch: list[_Waiting] = []  # what runs now
         self._wake = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"auditor-{name}")
-        self._pace_s = 0.05  # seconds per image, a moving mean: tells refused callers when to return
+        self._pace_s = FIRST_PACE_S
         self._task: asyncio.Task[None] | None = None
         self._depth = QUEUE_DEPTH.labels(name)
 
     def start(self) -> None:
-        """Begin to work; call it inside the event loop."""
-        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"lane {self.name}")
+        """Start the task that takes batches; call it inside the event loop."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"queue {self.name}")
 
     async def stop(self) -> None:
-        """Stop after the batch that runs; whoever still waits is told to come back."""
+        """Stop; callers that still wait for an answer get 503."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for item in self._queue:
+        for item in (*self._batch, *self._queue):
             if not item.future.done():
                 item.future.set_exception(Problem(503, "the server is shutting down.", retry_after_s=1))
         self._queue.clear()
         self._thread.shutdown(wait=False)
 
-    async def answer(self, jobs: Sequence[Job], timeout_s: float) -> list[Answer | Problem]:
+    async def answer(self, jobs: Sequence[Job], timeout_s: float) -> list[AnswerJson | Problem]:
         """Queue jobs together (all or none) and wait for their answers; a job that fails gives its problem."""
         if len(self._queue) + len(jobs) > self.limit:
             raise Problem(429, retry_after_s=self._retry_after_s())
-        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        loop, now = asyncio.get_running_loop(), self.clock()
         waiting = [_Waiting(job, loop.create_future(), now) for job in jobs]
         self._queue.extend(waiting)
         self._depth.set(len(self._queue))
@@ -84,13 +97,13 @@ class Lane:
             await self._wake.wait()
             if self.max_wait_s and len(self._queue) < self.max_batch:
                 await asyncio.sleep(self.max_wait_s)
-            batch = self._take()
+            batch = self._batch = self._take()
             if not self._queue:
                 self._wake.clear()
             self._depth.set(len(self._queue))
             if not batch:
                 continue
-            started = time.perf_counter()
+            started = self.clock()
             for item in batch:
                 item.job.timings["queue"] = round((started - item.since) * 1000, 3)
             try:
@@ -98,8 +111,8 @@ class Lane:
             except Exception:
                 log.exception("a batch failed")
                 answers = [Problem(500)] * len(batch)
-            pace = (time.perf_counter() - started) / len(batch)
-            self._pace_s += 0.1 * (pace - self._pace_s)
+            pace = (self.clock() - started) / len(batch)
+            self._pace_s += PACE_WEIGHT * (pace - self._pace_s)
             for item, answer in zip(batch, answers, strict=True):
                 if item.future.done():
                     continue
@@ -115,16 +128,16 @@ class Lane:
             if self._queue[0].future.done():
                 self._queue.popleft()
                 continue
-            if batch and self._queue[0].job.loaded is not batch[0].job.loaded:
+            if batch and self._queue[0].job.version is not batch[0].job.version:
                 break
             batch.append(self._queue.popleft())
         return batch
 
     def _retry_after_s(self) -> int:
-        return max(1, min(60, math.ceil(len(self._queue) * self._pace_s)))
+        return max(1, min(MAX_RETRY_S, math.ceil(len(self._queue) * self._pace_s)))
 
 
-def _outcome(future: asyncio.Future[Answer]) -> Answer | Problem:
+def _outcome(future: asyncio.Future[AnswerJson]) -> AnswerJson | Problem:
     error = future.exception()
     if error is None:
         return future.result()

@@ -20,6 +20,7 @@ import functools
 import os
 import random
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -32,6 +33,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from auditor.errors import AuditError, DataError, OptionError
+from auditor.explainers.answer_options import OLD_NAMES, OPTION_NAMES, HeatmapStyle, StabilityMode, deprecation
 from auditor.service.types import (
     ErrorAnswer,
     ExplainAnswer,
@@ -40,12 +42,10 @@ from auditor.service.types import (
     ExplainerAnswer,
     ExplainRequest,
     GalleryAnswer,
-    HeatmapStyle,
     ModelInfo,
     PredictAnswer,
     PredictRequest,
     Sample,
-    StabilityMode,
 )
 
 ImageLike = bytes | str | os.PathLike[str]
@@ -93,11 +93,13 @@ class Call(Generic[T]):
                     f"({error.error_count()} fields differ); use the client of the server's version.",
                 ) from None
         try:
-            told = ErrorAnswer.model_validate_json(response.content, extra="ignore").error
+            refusal = ErrorAnswer.model_validate_json(response.content, extra="ignore").error
         except ValidationError:  # a proxy in between, or no service of ours
             message = f"{self.method} {self.path}: status {response.status_code} without an explanation."
             raise ServiceError(response.status_code, "unknown", message) from None
-        raise ServiceError(response.status_code, told.code, told.message, told.request_id, _retry_after(response))
+        raise ServiceError(
+            response.status_code, refusal.code, refusal.message, refusal.request_id, _retry_after(response)
+        )
 
 
 class Verb(Generic[P, T]):
@@ -132,14 +134,15 @@ def explain(
     top_k: int | None = None,
     heatmaps: HeatmapStyle = "png",
     stability: StabilityMode = "fast",
-    samples: int = 8,
+    noise_samples: int = 8,
     radius: float = 0.02,
     seed: int = 0,
     timeout_s: float | None = None,
     max_steps: int | None = None,
+    **old_names: Any,
 ) -> Call[ExplainAnswer]:
     """Explain one image: a path, or the bytes of an image file. The options are those of ``POST /explain``."""
-    options = {k: v for k, v in locals().items() if k != "image"}
+    options = _options(locals())
     return _post("/explain", ExplainAnswer, ExplainRequest, image=_encoded(image), **options)
 
 
@@ -151,14 +154,15 @@ def explain_batch(
     top_k: int | None = None,
     heatmaps: HeatmapStyle = "png",
     stability: StabilityMode = "fast",
-    samples: int = 8,
+    noise_samples: int = 8,
     radius: float = 0.02,
     seed: int = 0,
     timeout_s: float | None = None,
     max_steps: int | None = None,
+    **old_names: Any,
 ) -> Call[ExplainBatchAnswer]:
     """Explain several images with the same options; the answer holds an explanation or an error for each."""
-    options = {k: v for k, v in locals().items() if k != "images"}
+    options = _options(locals())
     return _post(
         "/explain_batch", ExplainBatchAnswer, ExplainBatchRequest, images=[_encoded(i) for i in images], **options
     )
@@ -217,19 +221,19 @@ class _Verbs:
             "headers": {"accept": "application/json", **headers},
         }
 
-    def _wait(self, tried: int, found: httpx.Response | httpx.TransportError) -> float | None:
+    def _wait(self, tried: int, result: httpx.Response | httpx.TransportError) -> float | None:
         """Return the seconds to wait before the next try; None: there is none."""
-        if tried >= self.retries or (isinstance(found, httpx.Response) and found.status_code not in TRY_AGAIN):
+        if tried >= self.retries or (isinstance(result, httpx.Response) and result.status_code not in TRY_AGAIN):
             return None
-        told = _retry_after(found) if isinstance(found, httpx.Response) else None
-        if told is not None:
-            return min(told, LONGEST_WAIT_S)
+        asked = _retry_after(result) if isinstance(result, httpx.Response) else None
+        if asked is not None:
+            return min(asked, LONGEST_WAIT_S)
         return min(0.25 * 2.0**tried, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # callers refused together spread out
 
     def _unreachable(self, error: httpx.TransportError) -> ServiceError:
         what = "timeout" if isinstance(error, httpx.TimeoutException) else "unreachable"
-        told = str(error) or type(error).__name__
-        return ServiceError(0, what, f"{self.address}: no answer ({told}); see that `auditor serve` runs there.")
+        reason = str(error) or type(error).__name__
+        return ServiceError(0, what, f"{self.address}: no answer ({reason}); see that `auditor serve` runs there.")
 
 
 class Client(_Verbs):
@@ -249,18 +253,18 @@ class Client(_Verbs):
     def send(self, call: Call[T]) -> T:
         """Send a call and return its answer."""
         for tried in range(self.retries + 1):
-            found: httpx.Response | httpx.TransportError
+            result: httpx.Response | httpx.TransportError
             try:
-                found = self._http.request(**self._request(call))
+                result = self._http.request(**self._request(call))
             except httpx.TransportError as error:
-                found = error
-            wait = self._wait(tried, found)
+                result = error
+            wait = self._wait(tried, result)
             if wait is None:
                 break
             self._sleep(wait)
-        if isinstance(found, httpx.TransportError):
-            raise self._unreachable(found) from found
-        return call.parse(found)
+        if isinstance(result, httpx.TransportError):
+            raise self._unreachable(result) from result
+        return call.parse(result)
 
     def close(self) -> None:
         """Close the connections."""
@@ -289,18 +293,18 @@ class AsyncClient(_Verbs):
     async def send(self, call: Call[T]) -> T:
         """Send a call and return its answer."""
         for tried in range(self.retries + 1):
-            found: httpx.Response | httpx.TransportError
+            result: httpx.Response | httpx.TransportError
             try:
-                found = await self._http.request(**self._request(call))
+                result = await self._http.request(**self._request(call))
             except httpx.TransportError as error:
-                found = error
-            wait = self._wait(tried, found)
+                result = error
+            wait = self._wait(tried, result)
             if wait is None:
                 break
             await self._sleep(wait)
-        if isinstance(found, httpx.TransportError):
-            raise self._unreachable(found) from found
-        return call.parse(found)
+        if isinstance(result, httpx.TransportError):
+            raise self._unreachable(result) from result
+        return call.parse(result)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -313,6 +317,16 @@ class AsyncClient(_Verbs):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a verb's keywords as options of the request; those of an earlier release warn, others are refused."""
+    old = given["old_names"]
+    for name in old:
+        if name not in OLD_NAMES:
+            raise TypeError(f"explain: there is no option {name!r}; the options are {', '.join(OPTION_NAMES)}.")
+        warnings.warn(deprecation(name, OLD_NAMES[name]), DeprecationWarning, stacklevel=5)
+    return {name: given[name] for name in OPTION_NAMES} | {OLD_NAMES[name]: value for name, value in old.items()}
 
 
 def _encoded(image: ImageLike) -> str:

@@ -17,8 +17,8 @@ from PIL import Image, ImageFile
 from torch import Tensor
 
 from auditor.errors import AuditError, ShapeError
-from auditor.subject.preprocessing import Preprocessing, from_array, from_pil
 from auditor.service.problems import Problem
+from auditor.subject.preprocessing import Preprocessing, from_array, from_pil
 
 log = logging.getLogger(__name__)
 

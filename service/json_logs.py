@@ -24,7 +24,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
-def tell(level: str, event: str, **fields: object) -> None:
+def log_event(level: str, event: str, **fields: object) -> None:
     """Write one line of JSON to standard output; fields that are None are left out."""
     line = {"time": stamp(time.time()), "level": level, "event": event, **fields}
     sys.stdout.write(json.dumps({k: v for k, v in line.items() if v is not None}) + "\n")

@@ -1,4 +1,4 @@
-"""API keys: one per line in a file, read again when the file changes; any of them opens the door."""
+"""API keys: one per line in a file, read again when the file changes; any of them is accepted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOOK_EVERY_S = 1.0
 
 
 class Keys:
-    """The keys of a file. Empty lines and lines that begin with ``#`` are passed over.
+    """The keys of a file. Empty lines and lines that begin with ``#`` are skipped.
 
     Hashes are compared, all of them and in constant time, so neither the keys' length nor a common beginning shows.
-    A file that can no longer be read keeps its last keys in force; one without keys lets nobody in.
+    While a file cannot be read its last keys stay valid; one without keys lets nobody in.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,13 +36,13 @@ class Keys:
         if not self._hashes:
             raise OptionError(f"--api-keys {path}: it holds no key; write one key a line.")
 
-    def opens(self, key: str) -> bool:
+    def accepts(self, key: str) -> bool:
         """Whether the key is one of the file's."""
         self._look()
-        given, found = _hash(key), False
-        for known in self._hashes:
-            found |= hmac.compare_digest(given, known)
-        return found
+        given, is_valid = _hash(key), False
+        for valid in self._hashes:
+            is_valid |= hmac.compare_digest(given, valid)
+        return is_valid
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -54,7 +54,7 @@ class Keys:
                 self._read()
                 log.info("API keys read again: %d keys", len(self._hashes))
         except (OSError, UnicodeDecodeError) as error:
-            log.warning("API keys cannot be read, the last ones stay in force: %s", error)
+            log.warning("API keys cannot be read, the last ones stay valid: %s", error)
 
     def _read(self) -> None:
         stamp = _stamp(self.path)
@@ -64,8 +64,8 @@ class Keys:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _hash(key: str) -> bytes:

@@ -1,19 +1,18 @@
-"""Serving: checks what can be checked at once, prepares the environment of the workers, and runs BentoML's server."""
+"""Launch: checks what can be checked at once, prepares the environment of the workers, and runs BentoML's server."""
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import socket
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from auditor.errors import ModelError, OptionError, RegistryError
-from auditor.service.json_logs import tell
-from auditor.service.settings import from_environment, to_environment
+from auditor.service import library_internals
+from auditor.service.json_logs import log_event
+from auditor.service.settings import as_variables, from_environment, to_environment
 
 SERVICE = "auditor.service.service:AuditorService"
 WORKER_CHECK_S = 2.0
@@ -21,8 +20,8 @@ NEEDED = "auditor serve needs BentoML; install it with: pip install 'mlflow-audi
 
 
 def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
-    """Serve until stopped. What is wrong with the options or the model's name is told before anything starts."""
-    settings = from_environment({**os.environ, "AUDITOR_MODEL": model, **_as_variables(options)})
+    """Serve until stopped. What is wrong with the options or the model's name is an error before anything starts."""
+    settings = from_environment({**os.environ, **as_variables({"model": model, **options})})
     try:
         import bentoml  # noqa: F401
     except ImportError:
@@ -41,8 +40,11 @@ def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
     try:
         os.environ.update(worker_environment(settings.threads, metrics))
         os.environ.update(to_environment(settings))
-        tell("info", "serving", model=model, address=f"http://{host}:{port}", page=f"http://{host}:{port}/ui")
-        _run_bentoml(host, port, metrics)
+        log_event("info", "serving", model=model, address=f"http://{host}:{port}", page=f"http://{host}:{port}/ui")
+        library_internals.use_metrics_folder(metrics)
+        library_internals.configure_logging()
+        library_internals.check_workers_every(WORKER_CHECK_S)
+        library_internals.serve(SERVICE, socket.gethostbyname(host), port)
     finally:
         shutil.rmtree(metrics, ignore_errors=True)
 
@@ -52,8 +54,8 @@ def _memory_folder() -> str | None:
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK):
         return None
-    found = os.statvfs(shared)
-    return str(shared) if found.f_bavail * found.f_frsize > 64 << 20 else None
+    space = os.statvfs(shared)
+    return str(shared) if space.f_bavail * space.f_frsize > 64 << 20 else None
 
 
 def worker_environment(threads: int, metrics: Path) -> dict[str, str]:
@@ -81,22 +83,6 @@ def worker_environment(threads: int, metrics: Path) -> dict[str, str]:
     return {**{k: v for k, v in defaults.items() if k not in os.environ}, **fixed}
 
 
-def _run_bentoml(host: str, port: int, metrics: Path) -> None:
-    from _bentoml_impl.loader import load
-    from _bentoml_impl.server import serve_http
-    from bentoml._internal.configuration.containers import BentoMLContainer
-    from bentoml._internal.log import configure_server_logging
-    from bentoml._internal.utils import circus
-
-    BentoMLContainer.prometheus_multiproc_dir.set(str(metrics))  # its own is one for the machine, wiped at each start
-    configure_server_logging()  # type: ignore[no-untyped-call]
-    logging.getLogger("bentoml").setLevel(logging.WARNING)
-    load(SERVICE, working_dir=".").inject_config()
-    # BentoML looks for dead workers every 10 seconds; with a new one's start that would keep callers waiting for 20.
-    circus.create_standalone_arbiter = partial(circus.create_standalone_arbiter, check_delay=WORKER_CHECK_S)
-    serve_http(SERVICE, working_dir=".", host=socket.gethostbyname(host), port=port)
-
-
 def _check_port(host: str, port: int) -> None:
     try:
         with socket.socket() as trial:
@@ -107,23 +93,20 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_model(model: str) -> None:
-    """Refuse a wrong name at once; a server out of reach is told, and the workers try again."""
+    """Refuse a wrong name at once; a server out of reach is logged, and the workers try again."""
     import mlflow
 
     from auditor.plugins.registry.location import resolve
+    from auditor.plugins.registry.tags import explainer_names
 
     try:
-        place = resolve(model)
+        version = resolve(model)
     except RegistryError as error:
         if not mlflow.get_tracking_uri().startswith("http"):
             raise
-        tell("error", "MLflow cannot be reached; the server starts and tries again", reason=str(error))
+        log_event("error", "MLflow cannot be reached; the server starts and tries again", reason=str(error))
         return
-    if not any(key.startswith("auditor.explainers.base.") for key in place.tags):
-        tell("warning", f"nothing is attached to {place.label}; only predictions are served", model=model)
-    if place.name == "" and model.startswith("models:/"):
+    if not explainer_names(version.tags):
+        log_event("warning", f"nothing is attached to {version.label}; only predictions are served", model=model)
+    if version.name == "" and model.startswith("models:/"):
         raise ModelError(f"model {model}: serve a version of a registered model.")
-
-
-def _as_variables(options: dict[str, Any]) -> dict[str, str]:
-    return {f"AUDITOR_{k.upper()}": str(v).lower() if isinstance(v, bool) else str(v) for k, v in options.items()}

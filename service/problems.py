@@ -1,4 +1,4 @@
-"""Problems: every way a request can fail, with its status and code, told in one shape.
+"""Problems: every way a request can fail, with its status and code, in one shape.
 
 {"error": {"code", "message", "request_id"}}
 """
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
-from auditor.errors import AuditError, DataError, OptionError, ShapeError
+from auditor.errors import AuditError, DataError, OptionError, ShapeError, UnknownClassError, UnknownExplainerError
 
-# what BentoML, Starlette and uvicorn answer by themselves, told in our shape
+# what BentoML, Starlette and uvicorn answer by themselves, in our shape
 BY_STATUS: Mapping[int, tuple[str, str]] = {
     400: ("bad_request", "the request could not be read."),
     401: ("unauthorized", "an API key is needed; send it as 'Authorization: Bearer KEY' or 'X-API-Key: KEY'."),
@@ -25,11 +25,18 @@ BY_STATUS: Mapping[int, tuple[str, str]] = {
         "unsupported_media_type",
         "send multipart/form-data with a part 'image', application/json with base64, or the image itself as image/*.",
     ),
-    422: ("invalid", "the request does not fit; GET /openapi.json tells the fields."),
+    422: ("invalid", "the request does not fit; GET /openapi.json lists the fields."),
     429: ("queue_full", "too many requests are waiting; try again in a moment."),
     500: ("internal", "something went wrong inside; the log has it under this request id."),
     503: ("unavailable", "the service cannot answer now; try again in a moment."),
     504: ("timeout", "the answer took too long; try again in a moment."),
+}
+
+# of the errors about options, the most precise first
+OPTION_CODES: Mapping[type[AuditError], str] = {
+    UnknownClassError: "unknown_class",
+    UnknownExplainerError: "unknown_explainer",
+    OptionError: "bad_option",
 }
 
 
@@ -54,19 +61,20 @@ class Problem(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that go with it."""
-        found = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
-            found.append((b"retry-after", str(self.retry_after_s).encode()))
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
-            found.append((b"www-authenticate", b"Bearer"))
-        return found
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
 
 
 def problem_of(error: AuditError) -> Problem:
-    """Return what the caller is told of an error of the library: their doing is a 4xx, the rest a 503."""
+    """Return what the caller gets for an error of the library: their doing is a 4xx, the rest a 503."""
     message = " ".join(str(error).split())
-    if isinstance(error, OptionError):
-        return Problem(422, message, code="bad_option")
+    for kind, code in OPTION_CODES.items():
+        if isinstance(error, kind):
+            return Problem(422, message, code=code)
     if isinstance(error, (DataError, ShapeError)):
         return Problem(400, message, code="bad_image")
     return Problem(503, "the model cannot answer this request; the log has the reason.", retry_after_s=1)

@@ -20,15 +20,15 @@ from prometheus_client import (
     Gauge,
     Histogram,
     generate_latest,
-    mmap_dict,
 )
+
+from auditor.service.library_internals import reserve_metric_files
 
 log = logging.getLogger(__name__)
 
 FOLDER = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
 ROOM = 1 << 20  # bytes per file, more than all labels need: files that grow later are not claimed
-mmap_dict._INITIAL_MMAP_SIZE = ROOM
-
+reserve_metric_files(ROOM)
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -47,7 +47,7 @@ STABILITY = Histogram(
     buckets=[i / 10 for i in range(1, 11)],
 )
 BATCH_SIZE = Histogram("auditor_batch_size", "Images per forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
-QUEUE_DEPTH = Gauge("auditor_queue_depth", "Images waiting.", ["lane"], multiprocess_mode="livesum")
+QUEUE_DEPTH = Gauge("auditor_queue_depth", "Images waiting.", ["queue"], multiprocess_mode="livesum")
 REFUSED = Counter("auditor_refused", "Requests refused, by code.", ["code"])
 VERIFICATION_FAILURES = Counter(
     "auditor_verification_failures", "Model versions that were not served because something did not verify."

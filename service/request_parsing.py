@@ -1,6 +1,6 @@
-"""Reading requests: multipart form, JSON with base64, or the bare image; the same options in all three.
+"""Request parsing: multipart form, JSON with base64, or the bare image; the same options in all three.
 
-Nothing is written to disk: forms are parsed in memory, within the limit on the body that the front holds.
+Nothing is written to disk: forms are parsed in memory, within the limit on the body that the middleware holds.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 from torch import Tensor
 
-from auditor.errors import OptionError
-from auditor.service.batch_answer import Job
+from auditor.explainers.answer_options import OLD_NAMES
 from auditor.service.image_decoding import decode, from_base64
-from auditor.service.served_version import Loaded
 from auditor.service.problems import Problem, problem_of_validation
-from auditor.service.settings import Settings
-from auditor.service.types import MAX_BATCH, Options
+from auditor.service.served_version import ServedVersion
+from auditor.service.types import MAX_BATCH
 from auditor.service.worker import Worker
 
 M = TypeVar("M", bound=BaseModel)
 SMALL = 32 * 1024  # bytes of an image file that decodes faster than a thread is woken
 MAX_FIELDS = 40
+LISTS = ("explainers", *(old for old, new in OLD_NAMES.items() if new == "explainers"))  # repeated, or with commas
 
 
 class _InMemory(MultiPartParser):
@@ -87,7 +86,7 @@ def _from_fields(kind: type[M], fields: list[tuple[str, str]], files: list[bytes
     """Check options that came as text; ``explainers`` may be repeated or hold commas."""
     values: dict[str, Any] = {}
     for name, text in fields:
-        if name == "explainers":
+        if name in LISTS:
             values.setdefault(name, []).extend(part.strip() for part in text.split(",") if part.strip())
         elif name in ("image", "images"):
             files.append(from_base64(text))
@@ -105,42 +104,17 @@ def _from_fields(kind: type[M], fields: list[tuple[str, str]], files: list[bytes
         raise problem_of_validation(error) from None
 
 
-async def pixels(worker: Worker, loaded: Loaded, content: bytes) -> Tensor:
+async def pixels(worker: Worker, version: ServedVersion, content: bytes) -> Tensor:
     """Decode an image: small ones at once, large ones in a thread."""
-    limit, pre = worker.settings.max_pixels, loaded.subject.preprocessing
+    limit, pre = worker.settings.max_pixels, version.subject.preprocessing
     if len(content) <= SMALL and _declared_small(content):
         return decode(content, pre, limit)
     return await asyncio.get_running_loop().run_in_executor(worker.decoders, decode, content, pre, limit)
 
 
 def _declared_small(content: bytes) -> bool:
-    """Whether a PNG says that it has few pixels; other formats compress less, so their size tells."""
+    """Whether a PNG says that it has few pixels; other formats compress less, so the size of the file is enough."""
     if content[:8] != b"\x89PNG\r\n\x1a\n":
         return True
     width, height = int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
     return width * height <= 512 * 512
-
-
-def job_of(settings: Settings, loaded: Loaded, x: Tensor, options: Options) -> Job:
-    """Return the job for an image, its explainers and target checked against the model."""
-    names = loaded.default_names
-    if options.explainers is not None:
-        names = list(loaded.explainers) if "*" in options.explainers else list(dict.fromkeys(options.explainers))
-        for name in names:
-            if name not in loaded.explainers:
-                known = ", ".join(loaded.explainers) or "none"
-                raise Problem(
-                    422,
-                    f"explainers: there is no explainer {name!r}; attached are: {known}.",
-                    code="unknown_explainer",
-                )
-    target = None
-    if options.target is not None:
-        try:
-            target = loaded.subject.class_index(options.target)
-        except (OptionError, ValueError) as error:
-            raise Problem(422, " ".join(str(error).split())[:300], code="unknown_class") from None
-    asked = options.timeout_s if options.timeout_s is not None else settings.search_timeout_s
-    budget = min(asked, settings.max_search_timeout_s)
-    is_strict = options.explainers is not None and "*" not in options.explainers and target is not None
-    return Job(loaded, x, options, names, target, is_strict, budget)

@@ -1,4 +1,4 @@
-"""What a worker serves: one model version with its explainers, all verified, never changed once loaded.
+"""Served version: one model version with its explainers, all verified, never changed once loaded.
 
 A worker asks the registry now and then; when the alias has moved or something else is attached, it loads anew beside
 the old one and swaps a reference. Requests keep the version they began with.
@@ -8,65 +8,71 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from functools import cached_property
 from typing import Any
 
+from torch import Tensor
+
 from auditor.errors import AuditError, OptionError
+from auditor.explainers.answer import ExplainedModel, Question
+from auditor.explainers.answer_options import AnswerOptions
 from auditor.explainers.base import Explainer
-from auditor.plugins.registry.location import Place, mlflow_errors, resolve
-from auditor.service.answer_pictures import picture
-from auditor.service.forward_pass import Runner, choose_runner
+from auditor.explainers.forward_pass import ForwardPass
+from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
+from auditor.plugins.registry.tags import what_is_served
+from auditor.service.answer_pictures import picture, tinted
+from auditor.service.forward_pass import choose_pass
 from auditor.service.settings import Settings
 from auditor.subject.subject import Subject
-from auditor.network.above_layer import prepare_tail
 
 log = logging.getLogger(__name__)
 
-SEARCHING = frozenset({"rde"})  # kinds that search per image: seconds, not one pass
 N_SAMPLES = 12
 
 
 @dataclass(frozen=True)
-class Loaded:
+class ServedVersion:
     """One version of a model, ready to answer."""
 
     uri: str
     name: str
     version: str
     fingerprint: str
-    subject: Subject
-    explainers: dict[str, Explainer]
-    runner: Runner
+    explained: ExplainedModel
     time: str
     samples: list[dict[str, str]] = field(default_factory=list)
+
+    @property
+    def subject(self) -> Subject:
+        """The model itself."""
+        return self.explained.subject
+
+    @property
+    def explainers(self) -> Mapping[str, Explainer]:
+        """The attached explainers by name."""
+        return self.explained.explainers
+
+    @property
+    def forward(self) -> ForwardPass:
+        """What runs the forward pass."""
+        return self.explained.forward
 
     @property
     def label(self) -> str:
         """Return how logs name it."""
         return f"models:/{self.name}/{self.version}" if self.name else self.uri
 
-    @cached_property
-    def model(self) -> dict[str, str]:
-        """Return what every answer says of the model."""
-        return {"name": self.name, "version": self.version, "digest": self.subject.digest}
-
-    @cached_property
-    def default_names(self) -> list[str]:
-        """Return the explainers that answer when none is named: all that do not search, or else all."""
-        quick = [name for name, e in self.explainers.items() if e.kind not in SEARCHING]
-        return quick or list(self.explainers)
-
-    @cached_property
-    def stability_layer(self) -> str:
-        """Return the layer whose movement the stability measures: the explained one."""
-        found = next((e.layer_ for e in self.explainers.values() if e.layer_), None)
-        return found or self.subject.default_layer()
+    def question(self, x: Tensor, options: AnswerOptions, settings: Settings) -> Question:
+        """Check what is asked of an image against the model; the server's time to search stands in for none given."""
+        if options.timeout_s is None and settings.search_timeout_s is not None:
+            options = options.model_copy(update={"timeout_s": settings.search_timeout_s})
+        return Question.of(self.explained, x, options)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return what ``GET /explainers`` answers."""
-        from auditor.explainers.artifact import finite
+        from auditor.explainers.manifest import finite
 
         return [
             {
@@ -74,13 +80,16 @@ class Loaded:
                 "kind": e.kind,
                 "digest": e.digest_ or "",
                 "layer": e.layer_,
-                "labels": {k: e.label(k) for k in range(n_concepts(e))},
-                "n_concepts": n_concepts(e),
+                "labels": {k: e.label(k) for k in range(e.n_concepts)},
+                "n_concepts": e.n_concepts,
                 "metrics": finite(e.metrics),
                 "per_request": sorted(e.per_request),
-                "default": name in self.default_names,
-                "gallery": hasattr(e, "gallery_"),
-                "classes": getattr(e, "classes_", None),
+                "default": name in self.explained.default_names,
+                "searches": e.searches,
+                "gallery": e.gallery is not None,
+                "gallery_of_concepts": _shows_concepts(e),
+                "target_value_of": e.target_value_of,
+                "classes": e.explainable_classes(),
             }
             for name, e in self.explainers.items()
         ]
@@ -88,70 +97,55 @@ class Loaded:
     def gallery(self, name: str) -> dict[str, Any]:
         """Return what ``GET /gallery/{name}`` answers: the pictures the artifact keeps of each concept."""
         e = self.explainers[name]
-        kept = getattr(e, "gallery_", None)
-        names = self.subject.class_names
         concepts = []
-        for k, shots in enumerate(kept.shots if kept is not None else []):
+        for k, shots in enumerate(e.gallery.shots if e.gallery is not None else []):
+            assert e.gallery is not None
             pictures = [
                 {
                     "id": shot.id,
-                    "label": names[shot.label] if 0 <= shot.label < len(names) else "",
+                    "label": e.gallery.label_of(shot, self.subject.class_names),
                     "score": float(shot.score),
                     "box": [float(v) for v in shot.box],
                     "image": picture(shot.crop),
-                    "heat": picture(_tinted(shot.crop, shot.heat) if shot.heat.numel() > 1 else shot.crop),
+                    "heat": picture(tinted(shot.crop, shot.heat) if shot.heat.numel() > 1 else shot.crop),
                 }
                 for shot in shots
             ]
-            label = getattr(e, "gallery_label", e.label)(k)  # a tree keeps pictures of its leaves, not of its features
-            concepts.append({"index": k, "label": label, "pictures": pictures})
+            concepts.append({"index": k, "label": e.gallery_label(k), "pictures": pictures})
         return {"explainer": name, "kind": e.kind, "concepts": concepts}
 
 
-def n_concepts(e: Explainer) -> int:
-    """Return how many concepts an explainer speaks of; 0 where it has none of its own."""
-    for attribute, axis in (("W_", 1), ("F_", 0), ("importance_", 0)):
-        value = getattr(e, attribute, None)
-        if value is not None:
-            return int(value.shape[axis])
-    heads = getattr(e, "heads_", None)
-    if heads is not None:
-        return int(heads.n_features)
-    return int(getattr(e.config, "n_features", 0) or 0)
-
-
-def fingerprint(place: Place) -> str:
+def fingerprint(version: ModelVersion) -> str:
     """Return what changes when the version, or anything attached to it, changes."""
-    own = sorted((k, v) for k, v in place.tags.items() if k.startswith("auditor.") and not k.startswith("auditor.release.gate"))
-    return hashlib.sha256(repr((place.name, place.version, place.root, own)).encode()).hexdigest()
+    attached = what_is_served(version.tags)
+    return hashlib.sha256(repr((version.name, version.version, version.root, attached)).encode()).hexdigest()
 
 
-def load_model(settings: Settings) -> Loaded:
+def load_version(settings: Settings, version: ModelVersion | None = None) -> ServedVersion:
     """Load the model with everything attached; anything that does not verify is an error, and nothing is served."""
-    from auditor.plugins.registry.subjects import check_notes, load_subject
     from auditor.plugins.registry.attachments import load, names
+    from auditor.plugins.registry.subjects import check_notes, load_subject
 
-    place = resolve(settings.model)
-    mark = fingerprint(place)
-    uri = place.label  # pinned: the alias may move while we load
-    with mlflow_errors(f"verify {uri}"):
-        check_notes(place)
-    subject = load_subject(uri, allow_pickle=settings.allow_pickle or None)
+    version = version or resolve(settings.model)  # once: the alias may move while we load
+    with mlflow_errors(f"verify {version.label}"):
+        check_notes(version)
+    subject = load_subject(version, allow_pickle=settings.allow_pickle or None)
     move_subject(subject, settings)
-    explainers = {name: load(uri, name, subject=subject) for name in (names(uri) if place.name else [])}
-    for layer in {e.layer_ for e in explainers.values() if e.layer_ and e.kind in ("nmf", "coupled")}:
-        prepare_tail(subject, layer)
-    runner = choose_runner(settings, place, subject, explainers)
-    stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Loaded(
+    explainers = {name: load(version, name, subject=subject) for name in (names(version) if version.name else [])}
+    for explainer in explainers.values():
+        explainer.prepare(subject)
+    return ServedVersion(
         uri=settings.model,
-        name=place.name,
-        version=place.version,
-        fingerprint=mark,
-        subject=subject,
-        explainers=explainers,
-        runner=runner,
-        time=stamp,
+        name=version.name,
+        version=version.version,
+        fingerprint=fingerprint(version),
+        explained=ExplainedModel.of(
+            subject,
+            explainers,
+            forward=choose_pass(settings, version, subject, explainers),
+            search_limit_s=settings.max_search_timeout_s,
+        ),
+        time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         samples=_samples(settings, subject),
     )
 
@@ -175,12 +169,12 @@ def move_subject(subject: Subject, settings: Settings) -> None:
 
 def _samples(settings: Settings, subject: Subject) -> list[dict[str, str]]:
     """Return a few images of the configured data source, one per class first."""
-    if not settings.samples:
+    if not settings.sample_images:
         return []
     from auditor.data.source import open_data
 
     try:
-        batch = next(iter(open_data(settings.samples, limit=200).batches(subject, 200)))
+        batch = next(iter(open_data(settings.sample_images, limit=200).batches(subject, 200)))
     except (AuditError, StopIteration) as error:
         log.warning("no sample images: %s", error)
         return []
@@ -198,14 +192,6 @@ def _samples(settings: Settings, subject: Subject) -> list[dict[str, str]]:
     ]
 
 
-def _tinted(crop: Any, heat: Any) -> Any:
-    """Return a crop with the concept laid over it in red; as it is where the kind does not tell where it is seen."""
-    import torch
-
-    from auditor.attribution.heatmap import RED
-
-    if bool((heat == heat.flatten()[0]).all()):
-        return crop
-    rgb = crop.float().expand(3, -1, -1) if crop.shape[0] != 3 else crop.float()
-    share = heat.float()[None] / 255 * 0.75
-    return ((rgb * 0.6 + 60) * (1 - share) + torch.tensor(RED).float()[:, None, None] * share).clamp(0, 255).byte()
+def _shows_concepts(e: Explainer) -> bool:
+    """Whether the pictures at an index of the gallery are of the concept with this index."""
+    return e.gallery is not None and all(e.gallery_label(k) == e.label(k) for k in range(len(e.gallery.shots)))

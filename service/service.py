@@ -11,9 +11,9 @@ import sys
 from typing import Any
 
 import bentoml
-from bentoml._internal.server.http import traffic
 
-from auditor.service.middleware import Front
+from auditor.service.library_internals import remove_request_timeout
+from auditor.service.middleware import Middleware
 from auditor.service.problems import Problem
 from auditor.service.routes import mounted
 from auditor.service.settings import from_environment
@@ -28,17 +28,7 @@ def _handlers() -> Any:
     return _serving[-1].routes
 
 
-class _Through:
-    """Stands where BentoML's time-out stood, which leaves a timer behind for every request for as long as it lasts."""
-
-    def __init__(self, app: Any, timeout: float) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self.app(scope, receive, send)
-
-
-traffic.TimeoutMiddleware = _Through  # type: ignore[assignment,misc]
+remove_request_timeout()
 
 
 @bentoml.service(
@@ -74,11 +64,11 @@ class AuditorService:
         await self.worker.stop()
 
     async def __is_ready__(self) -> bool:
-        return self.worker.loaded is not None
+        return self.worker.served is not None
 
 
 _service: Any = AuditorService  # the decorator has made it a bentoml.Service
-_service.add_asgi_middleware(Front)
+_service.add_asgi_middleware(Middleware)
 _service.mount_asgi_app(mounted(_handlers), path="/", name="auditor")
 
 
@@ -96,10 +86,10 @@ def _settle_in(threads: int) -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(line_buffering=True)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it tells of every broken form
-    own = logging.getLogger("auditor")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every broken form
+    logger = logging.getLogger("auditor")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(JsonLines())
-    own.handlers[:] = [handler]
-    own.setLevel(logging.INFO)
-    own.propagate = False
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,21 +1,29 @@
-"""Settings of a server: flags of ``auditor serve`` and ``AUDITOR_*`` in the environment are the same thing.
+"""Settings of a server: one list, by four ways.
 
-The command puts its flags into the environment, each worker reads them there; a bento started by ``bentoml serve`` is
-configured by the environment alone.
+The fields of `Settings` are the options of ``auditor serve``, the ``AUDITOR_*`` variables, the config of the
+deployments client (``-C name=value``) and its help. The command puts its options into the environment, each worker
+reads them there; a bento started by ``bentoml serve`` is configured by the environment alone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import types
+import typing
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from auditor.errors import OptionError
 
+log = logging.getLogger(__name__)
+
 PREFIX = "AUDITOR_"
+OLD_NAMES = {"samples": "sample_images"}  # names of the release before; they work until the next one, with a warning
 
 
 class Settings(BaseModel):
@@ -36,7 +44,9 @@ class Settings(BaseModel):
     queue: int = Field(default=256, ge=1, description="Images that may wait; beyond it callers get 429.")
     slow_queue: int = Field(default=16, ge=1, description="The same for requests that search or iterate.")
     request_timeout_s: float = Field(default=30.0, gt=0, description="A request not answered by then gets 503.")
-    search_timeout_s: float = Field(default=1.0, gt=0, description="Budget of explainers that search per image.")
+    search_timeout_s: float | None = Field(
+        default=None, gt=0, description="Seconds per image for explainers that search; default: as they were fitted."
+    )
     max_search_timeout_s: float = Field(default=10.0, gt=0, description="The most a request may ask for.")
 
     max_body_mb: float = Field(default=16.0, gt=0, description="Larger bodies get 413.")
@@ -45,7 +55,7 @@ class Settings(BaseModel):
     api_keys: Path | None = Field(default=None, description="File with one key per line; read again when it changes.")
 
     poll_s: float = Field(default=5.0, gt=0, description="How often a worker asks whether the alias moved.")
-    samples: str = Field(default="", description="Data source of the sample images on the page.")
+    sample_images: str = Field(default="", description="Data source of the images to try on the page.")
     log_requests: bool = Field(default=True, description="One JSON line per request.")
     otlp_endpoint: str = Field(
         default="",
@@ -55,23 +65,73 @@ class Settings(BaseModel):
     trace_rate: float = Field(default=1.0, ge=0, le=1, description="Share of the requests that are traced.")
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting as commands and clients offer it."""
+
+    name: str
+    kind: type  # str, int, float, bool or Path
+    choices: tuple[str, ...]
+    default: Any
+    description: str
+
+    @property
+    def flag(self) -> str:
+        """Return the flag of ``auditor serve``."""
+        return "--" + self.name.replace("_", "-")
+
+    def flags(self, value: str) -> list[str]:
+        """Return the arguments of ``auditor serve`` that set this value.
+
+        >>> switch, number = (next(o for o in options() if o.name == name) for name in ("allow_pickle", "queue"))
+        >>> switch.flags("true"), switch.flags("no"), number.flags("7")
+        (['--allow-pickle'], ['--no-allow-pickle'], ['--queue', '7'])
+        """
+        if self.kind is bool:
+            return [self.flag if value.lower() in ("1", "true", "yes", "on") else "--no-" + self.flag[2:]]
+        return [self.flag, value]
+
+
+def options() -> list[Option]:
+    """Return every setting but the model, which is named apart from them."""
+    return [_option(name) for name in Settings.model_fields if name != "model"]
+
+
+def _option(name: str) -> Option:
+    field = Settings.model_fields[name]
+    kind: Any = field.annotation
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    return Option(name, str if choices else kind, choices, field.default, field.description or "")
+
+
+def new_name(name: str) -> str:
+    """Return the name that a setting has now; a name of the release before works, with a warning."""
+    if name not in OLD_NAMES:
+        return name
+    log.warning("the setting %s is called %s now; the old name goes with the next release", name, OLD_NAMES[name])
+    return OLD_NAMES[name]
+
+
 def from_environment(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings; a value that does not fit is one sentence.
 
     >>> from_environment({"AUDITOR_MAX_BATCH": "4", "HOME": "/root"}).max_batch
     4
     """
-    found = os.environ if environment is None else environment
-    values = {
-        name: found[key] for name in Settings.model_fields if (key := PREFIX + name.upper()) in found and found[key]
-    }
+    variables = os.environ if environment is None else environment
+    values = {name: variables[_variable(name)] for name in Settings.model_fields if variables.get(_variable(name))}
+    for name in OLD_NAMES:
+        if variables.get(_variable(name)) and OLD_NAMES[name] not in values:
+            values[new_name(name)] = variables[_variable(name)]
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise OptionError(
-            f"{PREFIX}{where.upper()}: {first['msg'].lower()}, got {first['input']!r}; see auditor serve --help."
+            f"{_variable(where)}: {first['msg'].lower()}, got {first['input']!r}; see auditor serve --help."
         ) from None
 
 
@@ -82,8 +142,23 @@ def to_environment(settings: Settings) -> dict[str, str]:
     7
     """
     values = {name: getattr(settings, name) for name in Settings.model_fields}
+    return as_variables({name: value for name, value in values.items() if value is not None})
+
+
+def as_variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings by name as variables; a name that is no setting is an error.
+
+    >>> as_variables({"log_requests": False, "queue": 7})
+    {'AUDITOR_LOG_REQUESTS': 'false', 'AUDITOR_QUEUE': '7'}
+    """
+    unknown = sorted(set(values) - set(Settings.model_fields) - set(OLD_NAMES))
+    if unknown:
+        raise OptionError(f"there is no setting {', '.join(unknown)}; there are: {', '.join(Settings.model_fields)}.")
     return {
-        PREFIX + name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
+        _variable(new_name(name)): str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()
-        if value is not None
     }
+
+
+def _variable(name: str) -> str:
+    return PREFIX + name.upper()

@@ -1,4 +1,4 @@
-"""Traces: BentoML's OpenTelemetry, told where to send, with a span per stage of an explanation.
+"""Traces: BentoML's OpenTelemetry, with an address to send to and a span per stage of an explanation.
 
 BentoML wraps every request in a span, joins a caller's ``traceparent`` and exports to what ``tracing`` of its own
 configuration says (zipkin, jaeger, otlp). ``AUDITOR_OTLP_ENDPOINT`` is the short way to OTLP over HTTP. Stages of one
@@ -14,6 +14,7 @@ from typing import Any
 from opentelemetry import trace
 
 from auditor.errors import OptionError
+from auditor.service.library_internals import tracer_provider
 from auditor.service.settings import Settings
 
 NEEDED = "AUDITOR_OTLP_ENDPOINT needs OpenTelemetry's exporter; install it with: pip install 'mlflow-auditor[otel]'."
@@ -41,20 +42,20 @@ def check_exporter(settings: Settings) -> None:
     if not settings.otlp_endpoint:
         return
     try:
-        found = importlib.util.find_spec(EXPORTER)
+        spec = importlib.util.find_spec(EXPORTER)
     except ModuleNotFoundError:  # of a folder above it
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise OptionError(NEEDED)
 
 
 def trace_id() -> str | None:
-    """Return the id of the request's trace, when it is one that is kept."""
+    """Return the id of the request's trace, when it is sampled."""
     context = trace.get_current_span().get_span_context()
     return trace.format_trace_id(context.trace_id) if context.trace_flags.sampled else None
 
 
-def tell_span(**attributes: str) -> None:
+def describe_span(**attributes: str) -> None:
     """Write on the request's span who asked for what."""
     span = trace.get_current_span()
     if span.is_recording():
@@ -66,17 +67,10 @@ def draw_stages(ended_ns: int, timings: Mapping[str, float]) -> None:
     parent = trace.get_current_span()
     if not parent.is_recording():
         return
-    tracer = trace.get_tracer("auditor", tracer_provider=_provider())
+    tracer = trace.get_tracer("auditor", tracer_provider=tracer_provider())
     at = ended_ns - int(timings.get("total", 0.0) * 1e6)
     for stage, took in timings.items():
         if stage != "total":
             span = tracer.start_span(f"auditor {stage}", start_time=at)
             at += int(took * 1e6)
             span.end(end_time=at)
-
-
-def _provider() -> Any:
-    """Return BentoML's provider, which it does not make the global one."""
-    from bentoml._internal.configuration.containers import BentoMLContainer
-
-    return BentoMLContainer.tracer_provider.get()

@@ -14,16 +14,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from auditor.explainers.answer_options import AnswerOptions
+
 # a grey 2 x 2 PNG, small enough for every example
 TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAAAAABX3VL4AAAADklEQVR4nGNsYGBiYAAAApIAhPd8o1gAAAAASUVORK5CYII="
 
-HeatmapStyle = Literal["png", "array", "none"]
-StabilityMode = Literal["off", "fast", "full"]
-Target = Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | Annotated[str, Field(max_length=200)]
-ExplainerName = Annotated[str, Field(min_length=1, max_length=64)]
-
 MAX_BATCH = 64
-MAX_EXPLAINERS = 64
 
 
 class Message(BaseModel):
@@ -35,39 +31,8 @@ class Message(BaseModel):
 # requests
 
 
-class Options(Message):
+class Options(AnswerOptions, Message):
     """What a caller may ask of an explanation; every field has a default."""
-
-    explainers: list[ExplainerName] | None = Field(
-        default=None,
-        max_length=MAX_EXPLAINERS,
-        description="Names of attached explainers; `*` means all. Default: all that answer from one forward pass, "
-        "which leaves out those that search per image (`rde`).",
-        examples=[["concepts"]],
-    )
-    target: Target | None = Field(
-        default=None, description="Class to explain, by name or index; default: the prediction.", examples=["7"]
-    )
-    top_k: int | None = Field(
-        default=None, ge=1, le=10_000, description="Keep this many concepts, the strongest first; default: all."
-    )
-    heatmaps: HeatmapStyle = Field(
-        default="png", description="Per concept a PNG overlay (data URL), a raw grid of floats, or nothing."
-    )
-    stability: StabilityMode = Field(
-        default="fast", description="`fast`: sampled in one batched pass; `full`: power iteration; `off`: null."
-    )
-    samples: int = Field(default=8, ge=1, le=64, description="Noise samples of the stability.")
-    radius: float = Field(
-        default=0.02, ge=1e-6, le=1, description="Root mean square change of a pixel in the stability's noise."
-    )
-    seed: int = Field(default=0, ge=0, le=2**31 - 1, description="Seed of the stability's noise.")
-    timeout_s: float | None = Field(
-        default=None, gt=0, le=60, description="Seconds for explainers that search per image; the server caps it."
-    )
-    max_steps: int | None = Field(
-        default=None, ge=1, le=10_000, description="Steps for explainers that search per image."
-    )
 
 
 class ExplainRequest(Options):
@@ -135,6 +100,9 @@ class Prediction(ClassProbability):
     """What the model says, and its most probable classes, the most probable first."""
 
     probabilities: list[ClassProbability] = Field(description="At most the ten most probable classes.")
+    labels: list[ClassProbability] | None = Field(
+        default=None, description="Of a multi-label model: the labels that are more likely than not."
+    )
 
 
 class TargetClass(Message):
@@ -169,18 +137,21 @@ class ExplanationAnswer(Message):
     name: str
     kind: str
     digest: str = Field(description="Sha256 of the explainer's artifact, verified before it was used.")
-    target: TargetClass = Field(description="As asked; a tree explains its own class when none is asked for.")
-    target_value: float = Field(description="The model's logit of the target; for a tree the tree's own value.")
+    target_value_of: str = Field(default="logit", description="What the parts add up to: the model's `logit`, or else.")
+    target: TargetClass = Field(description="As asked; when none is asked for, the one it was fitted for, or its own.")
+    target_value: float = Field(
+        description="The model's logit of the target, or a value of the explainer's own; see `target_value_of`."
+    )
     bias: float | None
     residual: float | None
     others: float = Field(default=0.0, description="Sum of the contributions that `top_k` left out.")
     concepts: list[ConceptAnswer]
-    extra: dict[str, Any] = Field(default_factory=dict, description="What the kind tells beyond that.")
+    extra: dict[str, Any] = Field(default_factory=dict, description="What this kind adds to that.")
     problem: str = Field(default="", description="Why this explainer has nothing to say of this image, if so.")
 
 
 class StabilityAnswer(Message):
-    """How much layer and reasons move when the image moves a little; README tells how to read it."""
+    """How much layer and reasons move when the image moves a little; README says how to read it."""
 
     mode: Literal["fast", "full"]
     c1: float = Field(description="Zeroth order: largest change of the layer per change of the image.")
@@ -259,7 +230,12 @@ class ExplainerAnswer(Message):
     metrics: dict[str, float | None]
     per_request: list[str] = Field(description="Options this explainer takes per request (`timeout_s`, `max_steps`).")
     default: bool = Field(description="Whether it answers when a request names no explainer.")
-    gallery: bool = Field(description="Whether `GET /gallery/{name}` has pictures of its concepts.")
+    searches: bool = Field(default=False, description="Whether it searches per image, which takes seconds.")
+    gallery: bool = Field(description="Whether `GET /gallery/{name}` has pictures.")
+    gallery_of_concepts: bool = Field(
+        default=True, description="Whether the pictures at an index are of the concept with this index."
+    )
+    target_value_of: str = Field(default="logit", description="What its contributions add up to.")
     classes: list[int] | None = Field(default=None, description="The classes it can explain; null: all.")
 
 
@@ -273,6 +249,9 @@ class ModelInfo(Message):
     input_shape: tuple[int, int, int]
     resize: Literal["stretch", "crop"] = Field(default="stretch", description="How an image comes to that size.")
     class_names: list[str]
+    output: Literal["logits", "softmax", "log-softmax", "sigmoid", "multilabel"] = Field(
+        default="logits", description="What the model puts out; probabilities and logits are right whatever it is."
+    )
     engine: Literal["torch", "onnx"]
     engine_reason: str = ""
     explainers: list[str]

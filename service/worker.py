@@ -1,4 +1,4 @@
-"""Worker: the state of one server process: the model it serves, its lanes, and the watch over the registry."""
+"""Worker: the state of one server process: the model it serves, its queues, and the watch over the registry."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from auditor.errors import AuditError, RegistryError, TamperError
 from auditor.plugins.registry.location import resolve
-from auditor.service.batcher import Lane
-from auditor.service.batch_answer import Answer, Job, answer_batch
-from auditor.service.served_version import Loaded, fingerprint, load_model
-from auditor.service.json_logs import tell
-from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
+from auditor.service.batch_answer import AnswerJson, Job, answer_batch
+from auditor.service.batcher import JobQueue
+from auditor.service.json_logs import log_event
 from auditor.service.problems import Problem
+from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
+from auditor.service.served_version import ServedVersion, fingerprint, load_version
 from auditor.service.settings import Settings
 from auditor.service.types import Options
 
@@ -33,9 +33,9 @@ class Worker:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.loaded: Loaded | None = None
+        self.served: ServedVersion | None = None
         self.problem = "the model is being loaded"
-        self._lanes: list[Lane] = []
+        self._queues: list[JobQueue] = []
         self._watch: asyncio.Task[None] | None = None
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="auditor-load")
         self.decoders = ThreadPoolExecutor(N_DECODERS, thread_name_prefix="auditor-decode")
@@ -45,14 +45,14 @@ class Worker:
         self._looked = asyncio.Event()  # set once the first loading has ended, well or not
 
     async def start(self) -> None:
-        """Open the lanes and begin to load."""
+        """Open the queues and begin to load."""
         s = self.settings
-        self._lanes = [
-            Lane("fast", answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
-            Lane("slow", answer_batch, max_batch=1, limit=s.slow_queue),
+        self._queues = [
+            JobQueue("fast", answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
+            JobQueue("slow", answer_batch, max_batch=1, limit=s.slow_queue),
         ]
-        for lane in self._lanes:
-            lane.start()
+        for queue in self._queues:
+            queue.start()
         self._watch = asyncio.get_running_loop().create_task(self._follow(), name="follow the registry")
 
     async def stop(self) -> None:
@@ -60,33 +60,33 @@ class Worker:
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
-        for lane in self._lanes:
-            await lane.stop()
+        for queue in self._queues:
+            await queue.stop()
         self._loader.shutdown(wait=False)
         self.decoders.shutdown(wait=False)
-        self.loaded = None
+        self.served = None
         READY.set(0)
 
-    def current(self) -> Loaded:
+    def current(self) -> ServedVersion:
         """Return the model being served, or the problem that there is none."""
-        if self.loaded is None:
+        if self.served is None:
             raise Problem(503, f"not ready: {self.problem}.", code="not_ready", retry_after_s=2)
-        return self.loaded
+        return self.served
 
-    async def ready(self) -> Loaded:
+    async def ready(self) -> ServedVersion:
         """Return the model being served; while the first loading runs, wait for it.
 
         The processes share one port, so a process that takes a dead one's place is sent requests before it can answer.
         """
-        if self.loaded is None and not self._looked.is_set():
+        if self.served is None and not self._looked.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._looked.wait(), self.settings.request_timeout_s)
         return self.current()
 
-    async def answer(self, jobs: Sequence[Job]) -> list[Answer | Problem]:
-        """Answer jobs in the lane they belong to."""
-        lane = self._lanes[1 if any(job.is_slow for job in jobs) else 0]
-        return await lane.answer(jobs, self.settings.request_timeout_s)
+    async def answer(self, jobs: Sequence[Job]) -> list[AnswerJson | Problem]:
+        """Answer jobs in the queue they belong to."""
+        queue = self._queues[1 if any(job.is_slow for job in jobs) else 0]
+        return await queue.answer(jobs, self.settings.request_timeout_s)
 
     # the registry
 
@@ -102,10 +102,10 @@ class Worker:
                 log.exception("the registry could not be followed")
                 fresh = None
             if fresh is not None:
-                old, self.loaded = self.loaded, fresh
+                old, self.served = self.served, fresh
                 READY.set(1)
                 RELOADS.labels("served").inc()
-                tell("info", "model served", model=fresh.label, before=old.label if old else None)
+                log_event("info", "model served", model=fresh.label, before=old.label if old else None)
                 self._looked.set()
                 del old, fresh
                 await loop.run_in_executor(self._loader, _tidy)
@@ -114,23 +114,24 @@ class Worker:
 
     def _pause_s(self) -> float:
         """How long until the next look: what failed to load or verify is tried ever more rarely."""
-        if self.loaded is not None:
+        if self.served is not None:
             return self.settings.poll_s
         return float(min(MAX_RETRY_S, RETRY_S * 2**self._failures))
 
-    def _look(self) -> Loaded | None:
+    def _look(self) -> ServedVersion | None:
         """Return a newly loaded model when there is one to serve that verifies, warm; else None."""
         mark = ""
         try:
-            mark = fingerprint(resolve(self.settings.model))
-            if self.loaded is not None and mark == self.loaded.fingerprint:
+            version = resolve(self.settings.model)  # once: what is looked at is what is loaded
+            mark = fingerprint(version)
+            if self.served is not None and mark == self.served.fingerprint:
                 self._refused_mark = ""
                 return None
             if mark == self._refused_mark:
                 return None  # it did not verify, and nothing has changed since
-            if self.loaded is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
+            if self.served is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
                 return None
-            fresh = load_model(self.settings)
+            fresh = load_version(self.settings, version)
             warm_up(fresh, self.settings)
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
@@ -138,7 +139,7 @@ class Worker:
         except TamperError as error:
             VERIFICATION_FAILURES.inc()
             RELOADS.labels("refused").inc()
-            self._refused_mark = mark if self.loaded is not None else ""  # with nothing to serve it is tried again
+            self._refused_mark = mark if self.served is not None else ""  # with nothing to serve it is tried again
             self._failures += 1
             self._tell_problem("the model failed verification and is not served", error)
         except AuditError as error:
@@ -165,24 +166,22 @@ class Worker:
 
     def _tell_problem(self, what: str, error: Exception) -> None:
         self.problem = what
-        serving = self.loaded.label if self.loaded is not None else None
+        serving = self.served.label if self.served is not None else None
         retry = max(self._pause_s(), round(self._retry_at - time.monotonic(), 1))
-        tell("error", what, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
+        log_event("error", what, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
 
 
-def warm_up(loaded: Loaded, settings: Settings) -> None:
+def warm_up(version: ServedVersion, settings: Settings) -> None:
     """Answer a grey image with everything there is, so that the first caller does not pay for compiling."""
     import torch
 
-    x = torch.full(loaded.subject.input_shape, 0.5)
-    quick = loaded.default_names
+    x = torch.full(version.subject.input_shape, 0.5)
     for heatmaps, stability in (("png", "fast"), ("none", "off")):
-        options = Options.model_validate({"heatmaps": heatmaps, "stability": stability})
+        question = version.question(x, Options.model_validate({"heatmaps": heatmaps, "stability": stability}), settings)
         for n in (1, 2):
-            jobs = [Job(loaded, x, options, quick, None, False, settings.search_timeout_s) for _ in range(n)]
-            for answer in answer_batch(jobs):
+            for answer in answer_batch([Job(version, question) for _ in range(n)]):
                 if isinstance(answer, Problem) and answer.status >= 500:
-                    raise TamperError(f"{loaded.label} does not answer a grey image: {answer.message}")
+                    raise TamperError(f"{version.label} does not answer a grey image: {answer.message}")
 
 
 def _tidy() -> None:

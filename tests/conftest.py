@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# workers of pytest-xdist share the cores; the processes that they start inherit this
+os.environ.setdefault(
+    "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+)
 
 import numpy as np
 import pytest
@@ -72,10 +77,35 @@ def concepts(trained, digits_data):
 @pytest.fixture(scope="session")
 def audited(trained, digits_data, concepts):
     """An audit of the digits subject and its concepts on thirty held-out images."""
-    from auditor import AuditConfig
-    from auditor.auditing import audit
+    from auditor import AuditConfig, audit
 
     return audit(trained[0], digits_data, {"concepts": concepts}, AuditConfig(images=30))
+
+
+@pytest.fixture(scope="session")
+def gated(store, trained, concepts, tmp_path_factory):
+    """models:/gated/1 with concepts, audited once at the terminal; gives its URI and the folder of what was written.
+
+    The folder has the page r.html, the sealed audit a.json and what was printed, stdout.txt.
+    """
+    import mlflow
+
+    from auditor import plugins
+
+    mlflow.set_tracking_uri(store)
+    mlflow.set_registry_uri(store)
+    uri = plugins.log_subject(trained[0], "gated", experiment="tests")
+    subject = plugins.load_subject(uri)
+    if subject.digest != concepts.subject_digest_:
+        raise AssertionError("a registered model has another digest than the one it was made from")
+    plugins.attach(concepts, uri, "concepts", subject=subject)
+    concepts.name = ""
+    folder = tmp_path_factory.mktemp("audit")
+    files = ["--report", folder / "r.html", "--out", folder / "a.json"]
+    result = Cli()("audit", uri, "--data", "sklearn:digits?split=test", "--images", "20", *files)
+    assert result.exit_code == 0, result.output
+    (folder / "stdout.txt").write_text(result.stdout)
+    return uri, folder
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +119,18 @@ def heads(trained, digits_data):
 @pytest.fixture
 def images(digits_data, digits):
     return next(digits_data.batches(digits, 7)).images
+
+
+@pytest.fixture(autouse=True)
+def own_logging():
+    """Commands set up logging for a process of their own; here other tests live in it.
+
+    A fixture of a module or of the session may have run a command before the first test, so every test starts from
+    a logger as it is after import.
+    """
+    logger = logging.getLogger("auditor")
+    logger.handlers[:], logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 class Cli:

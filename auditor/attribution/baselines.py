@@ -1,4 +1,4 @@
-"""Relevance maps of other schools, for comparison on the same images: gradients, class activation maps, occlusion.
+"""Relevance maps by other methods, for comparison on the same images: gradients, class activation maps, occlusion.
 
 Every method takes a subject, pixels and target classes, and returns a map (batch, C, H, W); a map without channels is
 the same in each. What we do not have ourselves comes from Captum when it is installed (``captum:DeepLift``).
@@ -7,7 +7,6 @@ the same in each. What we do not have ourselves comes from Captum when it is ins
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from auditor.attribution.excitation import ExcitationBackprop
 from auditor.errors import LayerError, OptionError
+from auditor.network.aten_graph import graph_of
 from auditor.subject.subject import Subject
 
 Attribution = Callable[[Subject, Tensor, Tensor], Tensor]
@@ -57,22 +58,43 @@ def smooth_gradient(subject: Subject, x: Tensor, targets: Tensor, n_samples: int
 
 
 def grad_cam(subject: Subject, x: Tensor, targets: Tensor, layer: str | None = None) -> Tensor:
-    """Return relu(sum_c mean-gradient_c * activation_c) of a layer, enlarged to the image."""
-    layer = layer or last_map(subject)
+    """Return relu(sum_c mean-gradient_c * activation_c) of a layer, enlarged to the image [GradCAM]."""
+    A, g, grid = _activation_and_gradient(subject, x, targets, layer)
+    return _enlarged(F.relu((g.mean(-1, keepdim=True) * A).sum(1)), grid, x)
+
+
+def grad_cam_plus_plus(subject: Subject, x: Tensor, targets: Tensor, layer: str | None = None) -> Tensor:
+    """Return Grad-CAM++ of a layer, enlarged to the image [GradCAMpp].
+
+    Positive gradients are weighed by a closed form of the higher derivatives of  exp(logit).
+    """
+    A, g, grid = _activation_and_gradient(subject, x, targets, layer)
+    den = 2 * g.square() + (A * g.pow(3)).sum(-1, keepdim=True)
+    alpha = torch.where(den.abs() > 1e-30, g.square() / torch.where(den == 0, 1.0, den), 0.0)
+    weight = (alpha * F.relu(g)).sum(-1, keepdim=True)
+    return _enlarged(F.relu((weight * A).sum(1)), grid, x)
+
+
+def _activation_and_gradient(
+    subject: Subject, x: Tensor, targets: Tensor, layer: str | None
+) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Return activation and gradient of the target logit as (batch, channels, positions), and the grid of these."""
+    name = layer or last_map(subject)
+    layout = subject.layout(name)
+    if layout.name == "vector":
+        raise LayerError(f"Grad-CAM: layer {name!r} has no positions to draw a map on; take a convolutional layer.")
     with torch.no_grad():
-        z = subject.activations(x, [layer])[layer]
-    if z.dim() == 4:
-        with torch.enable_grad():
-            z = z.detach().requires_grad_()
-            logits = subject.forward_from(layer, z)
-            (g,) = torch.autograd.grad(logits.gather(1, targets.to(logits.device)[:, None]).sum(), z)
-    else:
-        raise LayerError(
-            f"Grad-CAM: layer {layer!r} puts out {tuple(z.shape)}, wanted (batch, channels, height, width)."
-        )
-    cam = F.relu((g.mean((2, 3), keepdim=True) * z.detach()).sum(1, keepdim=True))
-    cam = F.interpolate(cam.cpu(), x.shape[2:], mode="bilinear", align_corners=False)
-    return cam.expand_as(x).contiguous()
+        z = subject.activations(x, [name])[name]
+    with torch.enable_grad():
+        z = z.detach().requires_grad_()
+        logits = subject.forward_from(name, z)
+        (g,) = torch.autograd.grad(logits.gather(1, targets.to(logits.device)[:, None]).sum(), z)
+    return layout.to_positions(z.detach()), layout.to_positions(g), layout.grid
+
+
+def _enlarged(cam: Tensor, grid: tuple[int, int], x: Tensor) -> Tensor:
+    cam = cam.cpu().view(len(cam), 1, *grid)
+    return F.interpolate(cam, x.shape[2:], mode="bilinear", align_corners=False).expand_as(x).contiguous()
 
 
 def last_map(subject: Subject) -> str:
@@ -114,6 +136,14 @@ def uninformed(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
     return torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
 
 
+def excitation(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
+    """Return contrastive excitation backprop down to the pixels."""
+    pre, z = subject.preprocessing, subject.normalise(x)
+    floor = [-m / s for m, s in zip(pre.mean, pre.std, strict=True)]  # what a black pixel becomes
+    walk = ExcitationBackprop(graph_of(subject), floor=floor)
+    return walk.maps(z, targets[:, None]).maps.detach().cpu().expand_as(x).contiguous()
+
+
 METHODS: dict[str, Attribution] = {
     "gradient": gradient,
     "gradient x input": gradient_times_input,
@@ -121,53 +151,43 @@ METHODS: dict[str, Attribution] = {
     "|integrated gradients|": lambda subject, x, targets: integrated_gradients(subject, x, targets).abs(),
     "SmoothGrad": smooth_gradient,
     "Grad-CAM": grad_cam,
+    "Grad-CAM++": grad_cam_plus_plus,
     "occlusion": occlusion,
     "random": uninformed,
+    "excitation": excitation,
 }
 
 
 def attribution(name: str) -> Attribution:
-    """Return a method by name: one of `METHODS`, ``excitation``, or ``captum:CLASS`` for Captum's own.
+    """Return a method by name: one of `METHODS`, or ``captum:CLASS`` for Captum's own.
 
     ``captum:`` takes any attribution class that needs no further argument than input and target (DeepLift,
     GuidedBackprop, Deconvolution, InputXGradient).
     """
     if name in METHODS:
         return METHODS[name]
-    if name == "excitation" and has_excitation():
-        return _excitation
     if name.startswith("captum:"):
         return _from_captum(name.removeprefix("captum:"))
-    known = [*METHODS, *(["excitation"] if has_excitation() else []), "captum:CLASS"]
-    raise OptionError(f"attribution: no method is called {name!r}; the methods are {', '.join(known)}.")
-
-
-def has_excitation() -> bool:
-    """Whether this version of the package has excitation backprop."""
-    return importlib.util.find_spec("auditor.attribution.excitation") is not None
-
-
-def _excitation(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
-    """Return contrastive excitation backprop down to the pixels."""
-    pre, z = subject.preprocessing, subject.normalise(x)
-    floor = [-m / s for m, s in zip(pre.mean, pre.std, strict=True)]  # what a black pixel becomes
-    module: Any = importlib.import_module("auditor.attribution.excitation")
-    engine = module.ExcitationBackprop(subject.module, torch.cat([z, z])[:2], floor=floor)
-    maps: Tensor = engine.maps(z, targets[:, None]).maps
-    return maps.detach().cpu().expand_as(x).contiguous()
+    names = ", ".join([*METHODS, "captum:CLASS"])
+    raise OptionError(f"attribution: no method is called {name!r}; the methods are {names}.")
 
 
 def _from_captum(name: str) -> Attribution:
-    if importlib.util.find_spec("captum") is None:
-        raise OptionError(f"attribution: captum:{name} needs Captum; pip install captum, or leave this map out.")
-    method: Any = getattr(importlib.import_module("captum.attr"), name, None)
+    try:
+        captum: Any = importlib.import_module("captum.attr")
+    except ImportError as error:
+        raise OptionError(
+            f"attribution: captum:{name} needs Captum; pip install captum, or leave this map out."
+        ) from error
+    method: Any = getattr(captum, name, None)
     if method is None:
         raise OptionError(f"attribution: Captum has no method {name!r}; see captum.attr for the names.")
 
     def run(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
         with torch.enable_grad():
-            found: Tensor = method(_Logits(subject)).attribute(x.detach().clone().requires_grad_(), target=targets)
-        return found.detach()
+            leaf = x.detach().clone().requires_grad_()
+            relevance: Tensor = method(_Logits(subject)).attribute(leaf, target=targets)
+        return relevance.detach()
 
     return run
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from auditor.network.aten_graph import AtenGraph, Node, is_signal
-from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.attribution.excitation_walk import OnStep, Walk, lower_bound
+from auditor.errors import NumericsError, OptionError, ShapeError
+from auditor.network.aten_graph import AtenGraph, Node, is_signal
 
 log = logging.getLogger(__name__)
 BYTES_AT_ONCE = 128 * 2**20  # of the largest mass; more images than fit take turns

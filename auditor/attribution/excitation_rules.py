@@ -1,6 +1,6 @@
 """How probability mass walks down through each ATen operation in excitation backprop.
 
-Zhang et al., "Top-down neural attention by excitation backprop": a parent  i  hands its mass to a child  j  with
+[ExcitationBP]: a parent  i  hands its mass to a child  j  with
 probability  w_ij^+ a_j / sum_k w_ik^+ a_k,  so for any linear map  f
 
     p_in = a * f^T( p / f(a; W^+) ; W^+ ),          0/0 := 0,  biases ignored.
@@ -13,7 +13,7 @@ Where the page leaves a choice: a residual sum splits by the positive parts of i
 and an attention matrix are weights, so the gated signal and the values get the mass; layer norm passes it through like
 batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass. Clipping
 small negative activations costs mass where a parent has few children (depthwise convolutions after SiLU or hardswish);
-`ExcitationBackprop.lost` tells how much, layer by layer.
+`ExcitationBackprop.lost` says how much, layer by layer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from auditor.network.aten_graph import BATCH_NORM, AtenGraph, Node, source
 from auditor.errors import LayerError
+from auditor.network.aten_graph import BATCH_NORM, AtenGraph, Node, source
 
 aten = torch.ops.aten
 Flow = Iterator[tuple[Node, Tensor]]

@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from auditor.network.aten_graph import AtenGraph, Node, call, is_getitem, is_signal
+from auditor.attribution.excitation_rules import (
+    ACTIVATIONS,
+    MAX_POOLS,
+    MOVES,
+    NON_NEGATIVE,
+    SPLITS,
+    pass_down,
+    safe_reciprocal,
+)
 from auditor.errors import LayerError
-from auditor.attribution.excitation_rules import ACTIVATIONS, MAX_POOLS, MOVES, NON_NEGATIVE, SPLITS, pass_down, safe_reciprocal
+from auditor.network.aten_graph import AtenGraph, Node, call, is_getitem, is_signal
 from auditor.network.linear_maps import LinearMap, linear_map
 
 aten = torch.ops.aten
@@ -71,7 +79,7 @@ class Walk:
     values: dict[Node, Any]
     pinned: frozenset[Node]
     floor: Tensor  # lower bound of the input, broadcastable to it
-    kept: dict[Any, Any]  # clipped weights of earlier walks
+    cache: dict[Any, Any]  # clipped weights of earlier walks
     notes: dict[str, None] = field(default_factory=dict)
     on_step: OnStep | None = None  # sees the mass on a node and what each child got
     _excited: dict[Node, Tensor] = field(default_factory=dict)
@@ -133,7 +141,7 @@ class Walk:
 
     def linear(self, node: Node) -> LinearMap | None:
         """Return the linear map that ``node`` is, if it is one."""
-        return linear_map(self.graph, self.values, node, self.pinned, self.kept)
+        return linear_map(self.graph, self.values, node, self.pinned, self.cache)
 
     def down(self, start: Node, p: Tensor, stop: Node, dual: Tensor | None = None) -> Tensor:
         """Walk ``p`` (neurons, *shape) from ``start`` to ``stop``; ``dual`` is subtracted with negated top weights."""

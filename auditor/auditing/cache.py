@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from auditor.explainers.artifact import seal, unseal
 from auditor.errors import TamperError
+from auditor.explainers.manifest import seal, unseal
 from auditor.metrics.measure import Measure
 
 log = logging.getLogger(__name__)
@@ -30,23 +30,36 @@ class AuditCache:
 
     def get(self, part: str) -> dict[str, Measure] | None:
         """Return a finished part, or None when there is none; a file that was changed counts for nothing."""
-        if self.folder is None or not self._file(part).is_file():
-            return None
-        try:
-            document = unseal(self._file(part).read_bytes(), f"the cached part {part!r}")
-        except TamperError as error:
-            log.warning("%s It is measured again.", error)
-            return None
-        return {name: Measure.from_json(entry) for name, entry in document["metrics"].items()}
+        document = self._read(part)
+        return (
+            None
+            if document is None
+            else {name: Measure.from_json(entry) for name, entry in document["metrics"].items()}
+        )
 
-    def put(self, part: str, metrics: Mapping[str, Measure]) -> None:
-        """Keep a finished part; it appears whole or not at all."""
+    def record(self, part: str) -> dict[str, Any] | None:
+        """Return what was put beside the measures of a finished part."""
+        record: dict[str, Any] | None = (self._read(part) or {}).get("record")
+        return record
+
+    def put(self, part: str, metrics: Mapping[str, Measure], record: Mapping[str, Any] | None = None) -> None:
+        """Keep a finished part; it appears whole or not at all. ``record`` is JSON that belongs to the measures."""
         if self.folder is None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{os.getpid()}.tmp"
-        temporary.write_bytes(seal({"part": part, "metrics": {k: m.to_json() for k, m in metrics.items()}}))
+        document = {"part": part, "metrics": {k: m.to_json() for k, m in metrics.items()}}
+        temporary.write_bytes(seal(document if record is None else {**document, "record": dict(record)}))
         temporary.replace(self._file(part))
+
+    def _read(self, part: str) -> dict[str, Any] | None:
+        if self.folder is None or not self._file(part).is_file():
+            return None
+        try:
+            return unseal(self._file(part).read_bytes(), f"the cached part {part!r}")
+        except TamperError as error:
+            log.warning("%s It is measured again.", error)
+            return None
 
     def clear(self) -> None:
         """Remove everything of this audit."""
@@ -60,8 +73,8 @@ class AuditCache:
 
 def default_folder() -> Path:
     """Return where caches live: $AUDITOR_CACHE, else the user's cache folder."""
-    own = os.environ.get("AUDITOR_CACHE")
-    if own:
-        return Path(own)
+    folder = os.environ.get("AUDITOR_CACHE")
+    if folder:
+        return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "mlflow-auditor"

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from auditor.attribution.heatmap import upsample
 from auditor.auditing.images import AuditImages, spread
 from auditor.data.source import Data
 from auditor.errors import DataError
-from auditor.explainers.base import Explainer, Progress, silent
+from auditor.explainers.base import Explainer
 from auditor.explainers.explanation import Explanation
-from auditor.attribution.heatmap import upsample
 from auditor.metrics.measure import Measure
+from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
 
 
@@ -27,7 +28,7 @@ class Effort:
 
     images: int = 100
     flip_images: int = 40
-    flip_draws: int = 8
+    flip_draws: int = 2  # more do not narrow the interval: images differ far more than draws, bench_flip_draws.py
     flip_steps: int = 16
     noise_images: int = 40
     noise_samples: int = 3
@@ -41,13 +42,13 @@ class Effort:
     @classmethod
     def of(cls, explainer: Explainer, images: int, refits: int, slow_images: int) -> Effort:
         """Return the usual effort; less for kinds that search per image, or that trace the model for each class."""
-        if "max_steps" in explainer.per_request:
+        if explainer.searches:
             n = slow_images
             return cls(
-                n, n, noise_images=n, noise_samples=1, random_images=n, random_stages=1, options={"max_steps": 15}
+                n, n, noise_images=n, noise_samples=1, random_images=n, random_stages=1, options=explainer.quick_options
             )
         some = min(images, 40)
-        per_class = hasattr(explainer, "classes_")
+        per_class = explainer.explainable_classes() is not None
         return cls(
             images,
             some,
@@ -74,10 +75,9 @@ class Case:
     @cached_property
     def sample(self) -> AuditImages:
         """Return the images this explainer is judged on: those of classes it can speak of."""
-        known = getattr(self.explainer, "classes_", None)
-        if known is None or self.explainer.config.target is not None:
+        if self.explainer.config.target is not None:
             return self.chosen.first(self.effort.images)
-        rows = [i for i, k in enumerate(self.chosen.logits.argmax(1).tolist()) if k in known]
+        rows = [i for i, k in enumerate(self.chosen.logits.argmax(1).tolist()) if self.explainer.can_explain(k)]
         if not rows:
             raise DataError(f"none of the {len(self.chosen)} audit images is predicted as a class it was fitted for.")
         return self.chosen.rows(rows).first(self.effort.images)
@@ -102,7 +102,7 @@ def explain(
     progress: Progress = silent,
 ) -> list[Explanation]:
     """Explain images, each for its own target where targets are given; one call per class then."""
-    found: list[Explanation | None] = [None] * len(images)
+    explanations: list[Explanation | None] = [None] * len(images)
     if targets is None:
         groups: list[tuple[int | None, list[int]]] = [(None, list(range(len(images))))]
     else:
@@ -112,10 +112,10 @@ def explain(
         for part in torch.split(torch.tensor(rows), 32):
             got = explainer.explain(subject, images[part], target, **effort.options)
             for i, explanation in zip(part.tolist(), got, strict=True):
-                found[i] = explanation
+                explanations[i] = explanation
             done += len(part)
             progress("explaining", done, len(images))
-    return [e for e in found if e is not None]
+    return [e for e in explanations if e is not None]
 
 
 def strengths(explanations: Sequence[Explanation], width: int | None = None) -> Tensor:
@@ -133,9 +133,9 @@ def relevance(explanation: Explanation, size: tuple[int, int]) -> Tensor | None:
 
     A kind that says how relevant every place is (``extra["relevance"]``) is taken at its word.
     """
-    own = explanation.extra.get("relevance")
-    if own is not None:
-        return resized(torch.tensor(own, dtype=torch.float32), size)
+    relevance_map = explanation.extra.get("relevance")
+    if relevance_map is not None:
+        return resized(torch.tensor(relevance_map, dtype=torch.float32), size)
     total: Tensor | None = None
     for c in explanation.concepts:
         if c.heatmap is None or float(c.heatmap.sum()) <= 0:

@@ -41,8 +41,8 @@ def noise(case: Case) -> dict[str, Measure]:
         alike += similarity(before, after) / case.effort.noise_samples
         case.progress("moving images", k + 1, case.effort.noise_samples)
     null = float(similarity(before, [*before[1:], before[0]]).nanmean()) if len(before) > 1 else None
-    found = {"noise_c2": of_items(worst, "down", seed=case.seed)}
-    return found | {"noise_similarity": _without_nan(alike, "up", null, case.seed)}
+    measures = {"noise_c2": of_items(worst, "down", seed=case.seed)}
+    return measures | {"noise_similarity": _without_nan(alike, "up", null, case.seed)}
 
 
 def randomisation(case: Case) -> dict[str, Measure]:
@@ -51,7 +51,7 @@ def randomisation(case: Case) -> dict[str, Measure]:
     Explanations must change: a mean above 0.9 with all layers destroyed fails the measure.
     """
     if case.explainer.carries_network:  # shuffling the model cannot reach it
-        reason = "it reads a network of its own, fine-tuned from the model; f_cls and f_reg tell how near the two are"
+        reason = "it reads a network of its own, fine-tuned from the model; f_cls and f_reg say how near the two are"
         return {"randomisation": skipped(reason, "down")}
     sample, before = case.subset(case.effort.random_images)
     if case.effort.random_classes is not None:
@@ -59,7 +59,7 @@ def randomisation(case: Case) -> dict[str, Measure]:
         rows = [i for i, e in enumerate(before) if e.target.index in classes]
         sample, before = sample.rows(rows), [before[i] for i in rows]
     targets = [e.target.index for e in before]
-    found: dict[str, Measure] = {}
+    by_stage: dict[str, Measure] = {}
     measure = skipped("the model has no weights to randomise", "down")
     todo = stages(case.subject, case.effort.random_stages)
     for k, layers in enumerate(todo):
@@ -67,12 +67,12 @@ def randomisation(case: Case) -> dict[str, Measure]:
             after = explain(case.explainer, other, sample.images, targets, case.effort)
         # an explanation that fell silent has changed as much as one can
         measure = of_items(similarity(before, after).nan_to_num(0.0), "down", null=1.0, seed=case.seed)
-        found[f"randomisation/{layers[-1] or 'model'}"] = measure
+        by_stage[f"randomisation/{layers[-1] or 'model'}"] = measure
         case.progress("randomising", k + 1, len(todo))
     if measure.status == "passed" and measure.value > UNCHANGED:
         reason = f"explanations stay the same (correlation {measure.value:.2f}) though all weights are shuffled"
         measure = replace(measure, status="failed", reason=reason)
-    return {"randomisation": measure, **(found if len(found) > 1 else {})}
+    return {"randomisation": measure, **(by_stage if len(by_stage) > 1 else {})}
 
 
 def basis(case: Case) -> dict[str, Measure]:
@@ -80,13 +80,13 @@ def basis(case: Case) -> dict[str, Measure]:
 
     Concepts of two fits are matched by the correlation of their activations over the audit's images.
     """
-    own = case.explainer.metrics.get("basis_stability")
+    stability = case.explainer.metrics.get("basis_stability")
     if case.effort.refits == 0:
-        if own is not None:
-            return {"basis_stability": of_value(own, "up", n=int(getattr(case.explainer.config, "refits", 1)))}
+        if stability is not None:
+            return {"basis_stability": of_value(stability, "up", n=int(getattr(case.explainer.config, "refits", 1)))}
         reason = f"kind {case.explainer.kind} does not measure it in its fit; ask for re-fits with --refits 2"
         return {"basis_stability": skipped(reason, "up")}
-    if "max_steps" in case.explainer.per_request:
+    if case.explainer.n_concepts == 0:
         return {"basis_stability": skipped(f"kind {case.explainer.kind} has no basis to re-fit", "up")}
     sample, before = case.subset(case.effort.noise_images)
     targets = [e.target.index for e in before]

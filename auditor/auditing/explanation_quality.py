@@ -4,7 +4,7 @@ Every measure goes through ``Explainer.explain``, so it fits any kind; what does
 
 =====================  ==========  =============================================================================
 ``f_cls``              up          share of images whose class survives when the explanation stands in for the model
-``f_reg``              down        mean |value told by the concepts - value of the model|
+``f_reg``              down        mean |value given by the concepts - value of the model|
 ``completeness_gap``   down        |bias + contributions + residual - target value|, relative: 0 up to rounding
 ``residual_share``     down        |residual| / max(1, |target value|): what the concepts leave unexplained
 ``flip_area``          down        change of the probability while the least relevant cells turn to noise first
@@ -28,21 +28,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from auditor.attribution.heatmap import upsample
 from auditor.auditing.case import Case, noted, relevance
+from auditor.auditing.explanation_changes import basis, noise, randomisation
+from auditor.auditing.performance import both_sides, two_sided
 from auditor.errors import AuditError
 from auditor.explainers.explanation import Explanation
-from auditor.auditing.explanation_changes import basis, noise, randomisation
-from auditor.attribution.heatmap import upsample
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.measure import Direction, Measure, of_items, skipped
 from auditor.metrics.orthogonality import orthogonality
 from auditor.perturbation.cells import Partition, grid
-from auditor.auditing.performance import two_sided
 from auditor.perturbation.pixel_flipping import pixel_flip
+from auditor.subject.outputs import Output
 
 CELLS = 8  # per side of the grid that pixel flipping works on, at most
+FLIP_CHUNK = 64  # images per forward pass: more only costs memory
 LOCALITY_SIDE = 16
-MAX_GAP = 1e-4  # the contract of DESIGN.md
+MAX_GAP = 1e-4  # what docs/design.md promises of every explanation
 FAITHFULNESS: Mapping[str, Direction] = {
     "f_cls": "up",
     "f_reg": "down",
@@ -54,47 +56,47 @@ FLIPS: Mapping[str, Direction] = {"flip_area": "down", "deletion_area": "up", "f
 
 def faithfulness(case: Case) -> dict[str, Measure]:
     """Return f_cls, f_reg, completeness_gap and residual_share."""
-    told = [e for e in case.explanations if e.bias is not None and e.residual is not None]
-    if len(told) < len(case.explanations):
+    complete = [e for e in case.explanations if e.bias is not None and e.residual is not None]
+    if len(complete) < len(case.explanations):
         reason = f"kind {case.explainer.kind} gives relevance without contributions"
         return {name: skipped(reason, direction) for name, direction in FAITHFULNESS.items()}
     seed = case.seed
-    gaps = of_items([e.gap() for e in told], "down", seed=seed)
+    gaps = of_items([e.gap() for e in complete], "down", seed=seed)
     if gaps.status == "passed" and max(gaps.per_image) > MAX_GAP:
         worst = f"the parts miss the target value by {max(gaps.per_image):.2g} of it, beyond {MAX_GAP:g}"
         gaps = replace(gaps, status="failed", reason=worst)
-    found = {"completeness_gap": gaps}
-    residual = [abs(e.residual or 0.0) for e in told]
-    scale = [max(1.0, abs(e.target_value)) for e in told]
-    if all(not r for r in residual) or case.explainer.kind == "rde":
-        found["residual_share"] = skipped(f"contributions of kind {case.explainer.kind} leave no residual", "down")
+    measures = {"completeness_gap": gaps}
+    residual = [abs(e.residual or 0.0) for e in complete]
+    scale = [max(1.0, abs(e.target_value)) for e in complete]
+    if all(not r for r in residual) or case.explainer.adds_up_by_construction:
+        measures["residual_share"] = skipped(f"contributions of kind {case.explainer.kind} leave no residual", "down")
     else:
-        found["residual_share"] = of_items([r / s for r, s in zip(residual, scale, strict=True)], "down", seed=seed)
+        measures["residual_share"] = of_items([r / s for r, s in zip(residual, scale, strict=True)], "down", seed=seed)
     logits = case.sample.logits.double()
-    if _is_surrogate(told):
-        p = two_sided(logits).softmax(1)
+    if _is_surrogate(complete):
+        p = both_sides(case.subject.probabilities(logits))
         agree = [
-            float(e.target.index == e.prediction.index) if math.isfinite(e.target_value) else math.nan for e in told
+            float(e.target.index == e.prediction.index) if math.isfinite(e.target_value) else math.nan for e in complete
         ]
-        miss = [abs(e.target_value - float(p[i, e.target.index])) for i, e in enumerate(told)]
-        found["f_cls"] = of_items(agree, "up", null=_chance(logits), seed=seed)
-        found["f_reg"] = of_items(miss, "down", seed=seed)
-    elif case.explainer.kind == "rde":
-        reason = "contributions of kind rde add up to the logit by construction; see flip_area"
-        found |= {"f_cls": skipped(reason, "up"), "f_reg": skipped(reason, "down")}
+        miss = [abs(e.target_value - float(p[i, e.target.index])) for i, e in enumerate(complete)]
+        measures["f_cls"] = of_items(agree, "up", null=_chance(logits), seed=seed)
+        measures["f_reg"] = of_items(miss, "down", seed=seed)
+    elif case.explainer.adds_up_by_construction:
+        reason = f"contributions of kind {case.explainer.kind} add up to the logit by construction; see flip_area"
+        measures |= {"f_cls": skipped(reason, "up"), "f_reg": skipped(reason, "down")}
     else:
-        found |= _stand_in(case, told, logits)
-    return found
+        measures |= _stand_in(case, complete, logits)
+    return measures
 
 
-def _stand_in(case: Case, told: Sequence[Explanation], logits: Tensor) -> dict[str, Measure]:
-    """Judge the logits that the concepts alone give: of all classes where the kind tells them, else of the target."""
+def _stand_in(case: Case, complete: Sequence[Explanation], logits: Tensor) -> dict[str, Measure]:
+    """Judge the logits that the concepts alone give: of all classes where the kind gives them, else of the target."""
     hat = case.explainer.stand_in(case.subject, case.sample.images)
-    targets = torch.tensor([e.target.index for e in told])
+    targets = torch.tensor([e.target.index for e in complete])
     if hat is None:
-        said = torch.tensor([(e.bias or 0.0) + sum(c.contribution or 0.0 for c in e.concepts) for e in told])
+        said = torch.tensor([(e.bias or 0.0) + sum(c.contribution or 0.0 for c in e.concepts) for e in complete])
         hat = logits.clone()
-        hat[torch.arange(len(told)), targets] = said.double()
+        hat[torch.arange(len(complete)), targets] = said.double()
         error = (hat - logits).abs().gather(1, targets[:, None])[:, 0]
     else:
         hat = hat.double().cpu()
@@ -109,8 +111,8 @@ def _stand_in(case: Case, told: Sequence[Explanation], logits: Tensor) -> dict[s
 
 def _is_surrogate(explanations: Sequence[Explanation]) -> bool:
     """Whether the target value is not the model's own logit (a tree's value)."""
-    known = [e for e in explanations if math.isfinite(e.target_value)]
-    return any(abs(e.target_value - e.target.logit) > 1e-3 * max(1.0, abs(e.target.logit)) for e in known)
+    finite = [e for e in explanations if math.isfinite(e.target_value)]
+    return any(abs(e.target_value - e.target.logit) > 1e-3 * max(1.0, abs(e.target.logit)) for e in finite)
 
 
 def _chance(logits: Tensor) -> float:
@@ -150,17 +152,19 @@ def flips(case: Case) -> dict[str, Measure]:
             group=max(1, cells.size // case.effort.flip_steps),
             draws=case.effort.flip_draws,
             seed=case.seed,
+            chunk=FLIP_CHUNK,
+            output=case.subject.output if case.subject.n_classes > 1 else Output(),  # one logit is given two sides
         )
         areas.append(curve.area().double())
         case.progress("flipping pixels", k + 1, 3)
-    own, reverse, null = areas
+    forward, reverse, null = areas
     left_out = "" if len(there) == len(maps) else f"{len(maps) - len(there)} images have an empty map and are left out"
-    found = {
-        "flip_area": of_items(own, "down", null=float(null.mean()), seed=case.seed),
+    measures = {
+        "flip_area": of_items(forward, "down", null=float(null.mean()), seed=case.seed),
         "deletion_area": of_items(reverse, "up", null=float(null.mean()), seed=case.seed),
-        "flip_gain": of_items(null - own, "up", null=0.0, seed=case.seed),
+        "flip_gain": of_items(null - forward, "up", null=0.0, seed=case.seed),
     }
-    return {name: noted(m, left_out) for name, m in found.items()}
+    return {name: noted(m, left_out) for name, m in measures.items()}
 
 
 def flip_cells(shape: tuple[int, int, int]) -> Partition:
@@ -177,18 +181,14 @@ def shape_of_maps(case: Case) -> dict[str, Measure]:
         maps = [c.heatmap.float() for c in e.concepts if c.heatmap is not None and float(c.heatmap.sum()) > 0]
         if not maps or maps[0].numel() < 4:
             continue
-        weights = [
-            abs(c.contribution or c.activation)
-            for c in e.concepts
-            if c.heatmap is not None and float(c.heatmap.sum()) > 0
-        ]
+        weights = [c.strength for c in e.concepts if c.heatmap is not None and float(c.heatmap.sum()) > 0]
         entropies = [locality([upsample(m, (LOCALITY_SIDE, LOCALITY_SIDE))], parts) for m in maps]
         mass = sum(w for w, h in zip(weights, entropies, strict=True) if h is not None)
         if mass > 0:
             spread.append(sum(w * h.entropy for w, h in zip(weights, entropies, strict=True) if h is not None) / mass)
-        found = orthogonality(torch.stack(maps)[None]) if len({m.shape for m in maps}) == 1 else None
-        if found is not None:
-            overlap.append(found.o1 / math.sqrt(found.n))
+        cosines = orthogonality(torch.stack(maps)[None]) if len({m.shape for m in maps}) == 1 else None
+        if cosines is not None:
+            overlap.append(cosines.o1 / math.sqrt(cosines.n))
             shuffled = torch.stack([m.flatten()[torch.randperm(m.numel(), generator=generator)] for m in maps])
             other = orthogonality(shuffled[None, :, None])
             null.append(other.o1 / math.sqrt(other.n) if other is not None else math.nan)

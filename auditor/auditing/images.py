@@ -1,21 +1,26 @@
 """Which images an audit looks at: one pass over the data, with the model's own logits, and a fixed choice among them.
 
 The choice depends on the data and on what the explainers were fitted on, never on the seed: the same model and data are
-always judged on the same images. Where an explainer was fitted on this very data, only images that it held out count.
+always judged on the same images. Where an explainer was fitted on this very data, only images that it neither learned
+from nor chose on count; its artifact says which these are (`FittedImages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.data.near_duplicates import fingerprint
+from auditor.data.sampling import Sample, shares
 from auditor.data.source import Data
 from auditor.errors import DataError, NumericsError
-from auditor.explainers.base import Explainer, Progress, silent
+from auditor.explainers.base import Explainer
+from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
 
 MIN_IMAGES = 20  # fewer give no interval worth the name
@@ -23,11 +28,16 @@ MIN_IMAGES = 20  # fewer give no interval worth the name
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What the model says of every image of the data: logits (n, classes), labels (n,; -1 unknown) and names."""
+    """What the model says of every image of the data: logits (n, classes), labels (n,; -1 unknown) and names.
+
+    ``label_sets`` (n, classes) says which labels are true of each image, where several may be.
+    """
 
     logits: Tensor
     labels: Tensor
     ids: list[str]
+    fingerprints: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))  # (n, 256) of the images
+    label_sets: Tensor | None = None
 
     @property
     def labelled(self) -> Tensor:
@@ -51,6 +61,12 @@ class AuditImages:
         """Return at most ``n`` of them, spread over all."""
         return self if n >= len(self) else self.rows(spread(len(self), n))
 
+    def words(self, total: int) -> str:
+        """Return how many of ``total`` these are, and of each class (the predicted one where there is no label)."""
+        classes = torch.where(self.labels >= 0, self.labels, self.logits.argmax(1))
+        counts = torch.unique(classes, return_counts=True)[1]
+        return Sample(np.arange(len(self)), total, tuple(counts.tolist()), None).words
+
     def rows(self, rows: list[int]) -> AuditImages:
         """Return the images of the given rows."""
         return AuditImages(self.images[rows], self.logits[rows], self.labels[rows], [self.ids[i] for i in rows])
@@ -66,23 +82,11 @@ def spread(n: int, k: int) -> list[int]:
     return [int((i + 0.5) * n / k) for i in range(k)]
 
 
-def check_classes(subject: Subject, data: Data) -> None:
-    """Raise one sentence when the data speaks of classes the model does not know."""
-    if data.class_names is None:
-        return
-    foreign = [name for name in data.class_names if name not in subject.class_names]
-    if foreign:
-        known = ", ".join(subject.class_names[:8]) + (", …" if subject.n_classes > 8 else "")
-        raise DataError(
-            f"data {data.spec}: it has classes the model does not know ({', '.join(foreign[:5])}); the model's are "
-            f"{known}. Give data of the model's task, or name the classes alike (auditor describe --classes)."
-        )
-
-
 def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Progress = silent) -> Answers:
     """Run the model once over all of the data; labels and logits are checked."""
-    check_classes(subject, data)
-    logits, labels, ids = [], [], []
+    data.check_labels(subject)
+    logits, labels, ids, hashes = [], [], [], []
+    sets: list[Tensor] = []
     with torch.no_grad():
         for batch in data.batches(subject, batch_size):
             y = subject.logits(batch.images).float().cpu()
@@ -90,14 +94,18 @@ def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Pro
             if bad:
                 raise NumericsError(
                     f"audit: the model gives NaN or infinite logits for {bad} of {len(batch)} images (batch that "
-                    f"starts with {batch.ids[0]}); mend the model or its preprocessing first."
+                    f"starts with {batch.ids[0]}); repair the model or its preprocessing first."
                 )
             logits.append(y)
             labels.append(batch.labels)
+            hashes.append(fingerprint(batch.images))
+            if batch.label_sets is not None:
+                _check_label_sets(subject, data, batch.label_sets)
+                sets.append(batch.label_sets)
             ids += batch.ids
             progress("running the model", len(ids), len(data))
-    found = Answers(torch.cat(logits), torch.cat(labels), ids)
-    top = int(found.labels.max())
+    said = Answers(torch.cat(logits), torch.cat(labels), ids, torch.cat(hashes), torch.cat(sets) if sets else None)
+    top = int(said.labels.max())
     if top >= max(subject.n_classes, 2):
         raise DataError(
             f"data {data.spec}: labels must be 0 to {subject.n_classes - 1} like the model's classes, got {top}; give "
@@ -107,37 +115,81 @@ def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Pro
         raise DataError(
             f"data {data.spec}: {len(ids)} images are too few for an interval; give at least {MIN_IMAGES} images."
         )
-    return found
+    return said
 
 
-def held_out(explainers: Iterable[Explainer], data: Data, n: int) -> Tensor:
-    """Return which of ``n`` images no explainer has seen in its fit: all, unless one was fitted on this data."""
-    keep = torch.ones(n, dtype=torch.bool)
-    for explainer in explainers:
-        every = getattr(explainer.config, "held_out_every", None)
-        if every and explainer.data_digest_ == data.digest:
-            keep &= torch.arange(n) % every == every - 1
-    return keep
+def _check_label_sets(subject: Subject, data: Data, sets: Tensor) -> None:
+    if not subject.output.is_per_class:
+        raise DataError(
+            f"data {data.spec}: it has several labels per image, and the model's probabilities sum to one; give one "
+            "label per image, or record that several may be true: auditor describe MODEL --output multilabel."
+        )
+    if sets.shape[1] != subject.n_classes:
+        raise DataError(
+            f"data {data.spec}: labels have {sets.shape[1]} columns, the model {subject.n_classes} classes; give one "
+            "column per class."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Which images of the data one explainer does not depend on (n,), and how that is known.
+
+    ``record``: the fit stored it. ``other data``: it was fitted on other data, so all of them. ``guess``: it was fitted
+    on this data by a release that did not store it; then each ``held_out_every``-th is taken to be held out.
+    """
+
+    rows: Tensor
+    known_from: Literal["record", "other data", "guess"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts for the audit's JSON."""
+        return {"images": int(self.rows.sum()), "of": len(self.rows), "known_from": self.known_from}
+
+
+def held_out(explainer: Explainer, data: Data, n: int) -> HeldOut:
+    """Return which of the data's ``n`` images an explainer neither learned from nor chose on."""
+    if explainer.data_digest_ != data.digest:
+        return HeldOut(torch.ones(n, dtype=torch.bool), "other data")
+    if explainer.fitted_images is not None:
+        return HeldOut(explainer.fitted_images.held_out(n), "record")
+    every = getattr(explainer.config, "held_out_every", None) or 1  # a kind without one is taken at its word
+    return HeldOut(torch.arange(n) % every == every - 1, "guess")
+
+
+def held_out_words(about: Mapping[str, Any]) -> str:
+    """Return what an audit's JSON says of held-out images as a sentence.
+
+    >>> held_out_words({"images": 60, "of": 300, "known_from": "record"})
+    'the fit neither learned from nor chose on 60 of the 300 images'
+    """
+    n, total = about["images"], about["of"]
+    if about["known_from"] == "other data":
+        return f"fitted on other data, so all {total} images are new to it"
+    if about["known_from"] == "record":
+        return f"the fit neither learned from nor chose on {n} of the {total} images"
+    return (
+        f"the fit did not record its images; that it held out {n} of the {total} is a guess from its options, and some "
+        "of these may be images it knows: fit it again"
+    )
 
 
 def choose(
-    subject: Subject, data: Data, found: Answers, explainers: Mapping[str, Explainer], n: int, batch_size: int = 64
+    subject: Subject, data: Data, said: Answers, held: Mapping[str, HeldOut], n: int, batch_size: int = 64
 ) -> AuditImages:
-    """Return at most ``n`` held-out images, as many of every predicted class as there are, in the data's order."""
-    keep = held_out(explainers.values(), data, len(found.ids))
-    candidates = keep.nonzero()[:, 0].tolist()
+    """Return at most ``n`` images that all explainers held out, as many of every class as there are, in data order."""
+    candidates = shared(held, len(said.ids)).nonzero()[:, 0].tolist()
     if len(candidates) < MIN_IMAGES:
         raise DataError(
-            f"data {data.spec}: only {len(candidates)} of {len(found.ids)} images were held out of the explainers' "
+            f"data {data.spec}: only {len(candidates)} of {len(said.ids)} images were held out of the explainers' "
             f"fits, too few for an interval; audit on more data, or on data that nothing was fitted on."
         )
     by_class: dict[int, list[int]] = {}
     for i in candidates:
-        label = int(found.labels[i]) if int(found.labels[i]) >= 0 else int(found.logits[i].argmax())
+        label = int(said.labels[i]) if int(said.labels[i]) >= 0 else int(said.logits[i].argmax())
         by_class.setdefault(label, []).append(i)
-    share = -(-n // len(by_class))
-    picked = sorted(i for rows in by_class.values() for i in (rows[j] for j in spread(len(rows), share)))
-    picked = [picked[j] for j in spread(len(picked), n)]
+    take = shares([len(rows) for rows in by_class.values()], n)
+    picked = sorted(rows[j] for rows, k in zip(by_class.values(), take, strict=True) for j in spread(len(rows), k))
     wanted = set(picked)
     images: list[Tensor] = []
     start = 0
@@ -147,10 +199,18 @@ def choose(
         if len(images) == len(picked):
             break
     rows = torch.tensor(picked)
-    return AuditImages(torch.stack(images), found.logits[rows], found.labels[rows], [found.ids[i] for i in picked])
+    return AuditImages(torch.stack(images), said.logits[rows], said.labels[rows], [said.ids[i] for i in picked])
 
 
-def class_counts(found: Answers, subject: Subject) -> dict[str, Any]:
+def shared(held: Mapping[str, HeldOut], n: int) -> Tensor:
+    """Return which of ``n`` images every explainer held out."""
+    rows = torch.ones(n, dtype=torch.bool)
+    for one in held.values():
+        rows &= one.rows
+    return rows
+
+
+def class_counts(said: Answers, subject: Subject) -> dict[str, Any]:
     """Return how many images of every class there are, and how many have no label."""
-    n = found.labels[found.labelled].bincount(minlength=subject.n_classes).tolist()
-    return {"classes": dict(zip(subject.class_names, n, strict=False)), "unlabelled": int((~found.labelled).sum())}
+    n = said.labels[said.labelled].bincount(minlength=subject.n_classes).tolist()
+    return {"classes": dict(zip(subject.class_names, n, strict=False)), "unlabelled": int((~said.labelled).sum())}

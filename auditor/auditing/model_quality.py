@@ -10,17 +10,17 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from auditor.metrics.ablation import ablate, multiplications_above, perceptron_above
+from auditor.auditing.performance import right_and_loss
 from auditor.errors import AuditError
-from auditor.explainers.base import Progress, silent
+from auditor.metrics.ablation import ablate, multiplications_above, perceptron_above
 from auditor.metrics.measure import Measure, of_items, skipped
+from auditor.metrics.weights import weight_metrics
+from auditor.network.aten_graph import graph_of
+from auditor.network.weight_layers import WeightLayer, weight_layers
+from auditor.progress import Progress, silent
 from auditor.stability.model import NAMES, model_stability
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
-from auditor.network.weight_layers import WeightLayer, weight_layers
-from auditor.metrics.weights import weight_metrics
 
 BATCH = 64
 BUDGET = 1.5e12  # multiplications spent on ablating neurons; beyond it neurons and images are drawn
@@ -31,23 +31,23 @@ def model_metrics(
     subject: Subject, images: Tensor, labels: Tensor | None, *, seed: int = 0, progress: Progress = silent
 ) -> dict[str, Measure]:
     """Return every metric of the model by name; ``images`` are pixels, ``labels`` class indices or None."""
-    found: dict[str, Measure] = {}
-    found |= _quality(subject, images, labels, seed)
+    metrics: dict[str, Measure] = {}
+    metrics |= _quality(subject, images, labels, seed)
     try:
         layers = weight_layers(graph_of(subject))
     except AuditError as error:
-        return found | {f"model/{name}": skipped(str(error), "down") for name in NAMES}
+        return metrics | {f"model/{name}": skipped(str(error), "down") for name in NAMES}
     for done, layer in enumerate(layers):
         progress("weights of every layer", done, len(layers))
-        found |= {f"model/{layer.name}/{k}": m for k, m in weight_metrics(layer.rows, seed=seed).items()}
+        metrics |= {f"model/{layer.name}/{k}": m for k, m in weight_metrics(layer.rows, seed=seed).items()}
     progress("weights of every layer", len(layers), len(layers))
     for done, layer in enumerate(layers):
         progress("neurons ablated", done, len(layers))
         faithful = _faithfulness(subject, layers, layer, images, labels, seed)
-        found[f"model/{layer.name}/faithfulness"] = faithful
+        metrics[f"model/{layer.name}/faithfulness"] = faithful
     progress("neurons ablated", len(layers), len(layers))
     stable = model_stability(subject, images, seed=seed, progress=progress)
-    return found | {f"model/{k}": m for k, m in stable.items()}
+    return metrics | {f"model/{k}": m for k, m in stable.items()}
 
 
 def _faithfulness(
@@ -57,11 +57,13 @@ def _faithfulness(
     if labels is None:
         return skipped("the data has no labels, and without them there is no loss", "up")
     graph = graph_of(subject)
-    n, m = len(layer.rows), len(images)
+    n, m, batch = len(layer.rows), len(images), graph.batch or 1
+    if m < batch:
+        return skipped(f"the network takes {batch} images at a time, and there are {m}", "up")
     if perceptron_above(graph, layer) is None:
         runs = int(BUDGET / len(layers) / max(1, multiplications_above(graph, layers, layer)))
         if n * m > runs:
-            m = min(m, max(1, runs // n, min(FEW_IMAGES, runs // FEW_NEURONS)))
+            m = min(m, max(batch, runs // n, min(FEW_IMAGES, runs // FEW_NEURONS)))
             n = min(n, max(FEW_NEURONS, runs // m))
     generator = torch.Generator().manual_seed(seed)
     neurons = torch.randperm(len(layer.rows), generator=generator)[:n].sort().values
@@ -79,8 +81,7 @@ def _quality(subject: Subject, images: Tensor, labels: Tensor | None, seed: int)
     with torch.no_grad():
         logits = torch.cat([subject.logits(part) for part in torch.split(images, BATCH)])
     labels = labels.to(logits.device)
-    right = (logits.argmax(1) == labels).double().cpu()
-    loss = F.cross_entropy(logits.double(), labels, reduction="none").cpu()
+    right, loss = (v.cpu() for v in right_and_loss(subject, logits, labels))
     n = subject.n_classes
     return {
         "model/accuracy": of_items(right, "up", null=1 / n, seed=seed),

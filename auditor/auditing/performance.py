@@ -1,7 +1,12 @@
-"""How well the model itself does on labelled data: accuracy, per class too, log loss, and calibration (ECE)."""
+"""How well the model itself does on labelled data: accuracy, per class too, log loss, and calibration (ECE).
+
+Where several labels may be true of an image, each is judged by itself: right when its probability is on the side of .5
+that the data says, and an image counts with the mean over its labels.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -16,36 +21,76 @@ from auditor.subject.subject import Subject
 
 BINS = 15
 N_BOOTSTRAP = 200
+MAX_LOSS = -math.log(1e-12)  # one image that is surely wrong must not be all there is to see
 MAX_CLASSES = 50  # beyond it only the worst class is a metric of its own
 Floats = NDArray[np.float64]
 
 NAMES = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy"})
 
 
-def performance(subject: Subject, found: Answers, *, seed: int = 0) -> dict[str, Measure]:
+def performance(subject: Subject, said: Answers, *, seed: int = 0) -> dict[str, Measure]:
     """Return ``accuracy``, ``nll``, ``ece``, ``worst_class_accuracy`` and ``accuracy/<class>`` as measures."""
-    known = found.labelled
-    if not bool(known.any()):
+    if said.label_sets is not None:
+        return _of_label_sets(subject, said.logits, said.label_sets, seed)
+    labelled = said.labelled
+    if not bool(labelled.any()):
         reason = "the data has no labels"
         return {name: skipped(reason, "down" if name in ("nll", "ece") else "up") for name in sorted(NAMES)}
-    logits, labels = found.logits[known].double(), found.labels[known]
-    p = two_sided(logits).softmax(1)
-    truth = labels if logits.shape[1] > 1 else 1 - labels  # one logit speaks for class 1, which stands first there
-    right = (p.argmax(1) == truth).double()
+    logits, labels = said.logits[labelled].double(), said.labels[labelled]
+    p = both_sides(subject.probabilities(logits))
+    right, loss = right_and_loss(subject, logits, labels)
     counts = labels.bincount(minlength=max(subject.n_classes, 2))
     metrics = {
         "accuracy": of_items(right, "up", null=float(counts.max() / counts.sum()), seed=seed),
-        "nll": of_items(-p.gather(1, truth[:, None])[:, 0].clamp_min(1e-12).log(), "down", seed=seed),
-        "ece": _ece(p.amax(1).numpy(), right.numpy(), seed),
+        "nll": of_items(loss.clamp_max(MAX_LOSS), "down", seed=seed),
+        "ece": _ece(p.amax(1, keepdim=True).numpy(), right[:, None].numpy(), seed),
     }
+    if subject.output.name == "multilabel":
+        metrics["accuracy"] = of_items(right, "up", seed=seed)
+        metrics["ece"] = skipped("the data has one label per image, which says nothing of the other labels", "down")
     names = subject.class_names if subject.n_classes > 1 else ("0", "1")
     each = {
         names[c]: of_items(right[labels == c], "up", seed=seed) for c in range(len(names)) if bool((labels == c).any())
     }
-    metrics["worst_class_accuracy"] = min(each.values(), key=lambda m: m.value)
-    if len(names) <= MAX_CLASSES:
+    return metrics | _by_class(each)
+
+
+def right_and_loss(subject: Subject, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return per image whether the model is right, 0 or 1, and its log loss, of logits and one label each.
+
+    The prediction is the most probable class; of a multi-label model the labelled class must be more likely than not.
+    """
+    p = both_sides(subject.probabilities(logits))
+    truth = labels if logits.shape[1] > 1 else 1 - labels  # one logit speaks for class 1, which stands first there
+    of_label = p.gather(1, truth[:, None])[:, 0]
+    right = of_label >= 0.5 if subject.output.name == "multilabel" else p.argmax(1) == truth
+    return right.double(), -of_label.clamp_min(torch.finfo(p.dtype).tiny).log()
+
+
+def _of_label_sets(subject: Subject, logits: Tensor, sets: Tensor, seed: int) -> dict[str, Measure]:
+    p = subject.probabilities(logits)
+    right = ((p >= 0.5) == sets).double()
+    share = sets.double().mean(0)
+    loss = -torch.where(sets, p, 1 - p).log().clamp_min(-MAX_LOSS)
+    metrics = {
+        "accuracy": of_items(right.mean(1), "up", null=float(torch.maximum(share, 1 - share).mean()), seed=seed),
+        "nll": of_items(loss.mean(1), "down", seed=seed),
+        "ece": _ece(torch.maximum(p, 1 - p).numpy(), right.numpy(), seed),
+    }
+    each = {name: of_items(right[:, c], "up", seed=seed) for c, name in enumerate(subject.class_names)}
+    return metrics | _by_class(each)
+
+
+def _by_class(each: dict[str, Measure]) -> dict[str, Measure]:
+    metrics = {"worst_class_accuracy": min(each.values(), key=lambda m: m.value)}
+    if len(each) <= MAX_CLASSES:
         metrics |= {f"accuracy/{plain(name)}": measure for name, measure in each.items()}
     return metrics
+
+
+def both_sides(p: Tensor) -> Tensor:
+    """Return probabilities of at least two classes: a single one stands against its complement."""
+    return torch.cat([p, 1 - p], 1) if p.shape[1] == 1 else p
 
 
 def two_sided(logits: Tensor) -> Tensor:
@@ -68,14 +113,17 @@ def expected_calibration_error(confidence: Floats, right: Floats) -> float:
     >>> expected_calibration_error(np.array([0.9, 0.9]), np.array([1.0, 0.0]))
     0.4
     """
-    place = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gap = np.bincount(place, weights=confidence - right, minlength=BINS)
+    bin_of = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gap = np.bincount(bin_of, weights=confidence - right, minlength=BINS)
     return float(np.abs(gap).sum() / len(confidence))
 
 
 def _ece(confidence: Floats, right: Floats, seed: int) -> Measure:
-    value = expected_calibration_error(confidence, right)
+    """Measure the calibration of (images, labels); images are drawn as a whole."""
+    value = expected_calibration_error(confidence.ravel(), right.ravel())
     rng = np.random.default_rng(seed)
     draws: list[Any] = [rng.integers(0, len(right), len(right)) for _ in range(N_BOOTSTRAP)]
-    low, high = np.quantile([expected_calibration_error(confidence[r], right[r]) for r in draws], [0.025, 0.975])
+    low, high = np.quantile(
+        [expected_calibration_error(confidence[r].ravel(), right[r].ravel()) for r in draws], [0.025, 0.975]
+    )
     return Measure(value, float(min(low, value)), float(max(high, value)), len(right), direction="down")

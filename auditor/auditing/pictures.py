@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
+from auditor.attribution.heatmap import overlay, to_rgb
 from auditor.auditing.case import Effort, explain
 from auditor.auditing.images import AuditImages, spread
-from auditor.explainers.concept_page import _picture
+from auditor.auditing.model_reliance import SPOT
+from auditor.data.source import Data
 from auditor.errors import AuditError
 from auditor.explainers.base import Explainer
-from auditor.attribution.heatmap import overlay, to_rgb
 from auditor.subject.subject import Subject
 
 SIDE = 88
+WHOLE_SIDE = 144
+BOX_COLOUR = "#d62728"
 N_CONCEPTS, N_SHOTS, N_EXAMPLES, N_PARTS = 12, 6, 4, 4
 
 
@@ -26,7 +29,7 @@ def pictures(
     subject: Subject, explainers: Mapping[str, Explainer], chosen: AuditImages, slow_images: int
 ) -> dict[str, Any]:
     """Return, per explainer, concept rows and explained examples, pictures as data URLs."""
-    found = {}
+    shown = {}
     for name, explainer in sorted(explainers.items()):
         effort = Effort.of(explainer, N_EXAMPLES, 0, min(slow_images, 2))
         sample = _varied(chosen, effort.images)
@@ -37,8 +40,69 @@ def pictures(
             ]
         except AuditError:  # an explainer that cannot speak of these images shows none
             examples = []
-        found[name] = {"concepts": _concepts(subject, explainer), "examples": examples}
-    return found
+        shown[name] = {"concepts": _concepts(subject, explainer), "examples": examples}
+    return shown
+
+
+def finding_pictures(subject: Subject, data: Data, findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return, per class with a finding to look at, its images with the deciding box, and the box cut out."""
+    wanted = sorted({row for f in findings if f["verdict"] in ("found", "look") for row in f["rows"]})
+    if not wanted:
+        return {}
+    images = images_at(subject, data, wanted)
+    shown: dict[str, Any] = {}
+    for f in findings:
+        if f["verdict"] not in ("found", "look"):
+            continue
+        boxes = f["boxes"] if f["boxes"] and f["cause"] in SPOT else [None] * len(f["rows"])
+        shown[f["name"]] = [
+            {
+                "id": name,
+                "whole": data_url(with_box(images[row], box)),
+                "spot": None if box is None else data_url(cut_out(images[row], box)),
+            }
+            for row, name, box in zip(f["rows"], f["images"], boxes, strict=True)
+        ]
+    return shown
+
+
+def images_at(subject: Subject, data: Data, rows: Sequence[int], batch_size: int = 64) -> dict[int, Tensor]:
+    """Return the pixels of some rows of the data."""
+    wanted, start = set(rows), 0
+    images: dict[int, Tensor] = {}
+    for batch in data.batches(subject, batch_size):
+        images |= {start + j: batch.images[j] for j in range(len(batch)) if start + j in wanted}
+        start += len(batch)
+        if len(images) == len(wanted):
+            break
+    return images
+
+
+def with_box(image: Tensor, box: Sequence[float] | None, side: int = WHOLE_SIDE) -> Image.Image:
+    """Return an image with a box (top, left, height, width in its pixels) drawn around a region."""
+    picture = resized(image, side)
+    if box is not None:
+        scale = picture.width / image.shape[2], picture.height / image.shape[1]
+        top, left, height, width = box[0] * scale[1], box[1] * scale[0], box[2] * scale[1], box[3] * scale[0]
+        draw = ImageDraw.Draw(picture)
+        for grow, colour in ((1, "white"), (0, BOX_COLOUR)):
+            draw.rectangle(
+                (
+                    max(0, round(left) - grow),
+                    max(0, round(top) - grow),
+                    min(picture.width - 1, round(left + width) + grow),
+                    min(picture.height - 1, round(top + height) + grow),
+                ),
+                outline=colour,
+                width=1 if grow else 2,
+            )
+    return picture
+
+
+def cut_out(image: Tensor, box: Sequence[float], side: int = SIDE) -> Image.Image:
+    """Return the region inside a box, enlarged."""
+    top, left, height, width = (int(v) for v in box[:4])
+    return resized(image[:, top : top + max(1, height), left : left + max(1, width)], side)
 
 
 def _varied(chosen: AuditImages, n: int) -> AuditImages:
@@ -52,8 +116,8 @@ def _varied(chosen: AuditImages, n: int) -> AuditImages:
     return chosen.rows(rows[:n])
 
 
-def _concepts(subject: Subject, explainer: Any) -> list[dict[str, Any]]:
-    gallery, by_class = getattr(explainer, "gallery_", None), getattr(explainer, "by_class_", None)
+def _concepts(subject: Subject, explainer: Explainer) -> list[dict[str, Any]]:
+    gallery, by_class = explainer.gallery, explainer.contributions_by_class
     if gallery is None or by_class is None:
         return []
     rows = []
@@ -66,7 +130,7 @@ def _concepts(subject: Subject, explainer: Any) -> list[dict[str, Any]]:
                 "label": explainer.label(k),
                 "classes": [[subject.class_names[c], float(values[c])] for c in order],
                 "shots": [
-                    {"src": data_url(_picture(explainer, k, s)), "alt": f"image {s.id}, score {s.score:.3g}"}
+                    {"src": data_url(explainer.picture(k, s)), "alt": f"image {s.id}, score {s.score:.3g}"}
                     for s in shots[:N_SHOTS]
                 ],
             }
@@ -79,7 +143,7 @@ def _example(subject: Subject, sample: AuditImages, i: int, e: Any) -> dict[str,
     truth = int(sample.labels[i])
     return {
         "id": sample.ids[i],
-        "src": data_url(_plain(image)),
+        "src": data_url(resized(image)),
         "prediction": e.prediction.label,
         "probability": e.prediction.probability,
         "truth": subject.class_names[truth] if 0 <= truth < subject.n_classes else None,
@@ -104,9 +168,10 @@ def _example(subject: Subject, sample: AuditImages, i: int, e: Any) -> dict[str,
     }
 
 
-def _plain(image: Tensor) -> Image.Image:
+def resized(image: Tensor, side: int = SIDE) -> Image.Image:
+    """Return pixels as a picture whose longer side is ``side``."""
     _, h, w = image.shape
-    scale = SIDE / max(h, w)
+    scale = side / max(h, w)
     rule = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BILINEAR
     return Image.fromarray(to_rgb(image)).resize((max(1, round(w * scale)), max(1, round(h * scale))), rule)
 

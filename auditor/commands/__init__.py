@@ -1,1 +1,4 @@
-"""The commands, grouped by what they are about; `auditor.cli` puts them together. Imports happen inside them."""
+"""The terminal: one module per command, thin around what the rooms do.
+
+May use: every room.
+"""

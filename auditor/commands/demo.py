@@ -1,4 +1,4 @@
-"""The demo."""
+"""``auditor demo``: the whole product on scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from auditor.commands.group import JSON, SEED, auditor, example, tells
+from auditor.commands.group import JSON, SEED, auditor, example, now_holds, reports_errors
 
 
 @auditor.command(epilog=example("auditor demo --dir demo", "auditor demo --dir demo --serve"))
@@ -19,11 +19,11 @@ from auditor.commands.group import JSON, SEED, auditor, example, tells
 @click.option("--port", default=3000, show_default=True, type=click.IntRange(1, 65535), help="Port for --serve.")
 @SEED
 @JSON
-@tells
+@reports_errors("the demo is not finished")
 def demo(folder: Path, kinds: tuple[str, ...], serve: bool, port: int, seed: int, as_json: bool) -> None:
     """Train a small CNN on scikit-learn's digits, register it, explain it in every way, audit it and gate it."""
-    from auditor.plugins.demo import run_demo
     from auditor.commands.terminal import Bar, as_text, say
+    from auditor.plugins.demo import run_demo
 
     with Bar() as bar:
         result = run_demo(folder, seed=seed, progress=bar, kinds=kinds)
@@ -31,13 +31,14 @@ def demo(folder: Path, kinds: tuple[str, ...], serve: bool, port: int, seed: int
         say(as_text(result))
     else:
         say(*_story(result))
+    now_holds("the demo is finished" + (", the server stopped" if serve else ""))
     if serve:
         import os
 
         os.environ["MLFLOW_TRACKING_URI"] = result["tracking_uri"]
         from auditor.service.launch import run_server
 
-        run_server(result["model"], host="127.0.0.1", port=port, samples="sklearn:digits?split=test")
+        run_server(result["model"], host="127.0.0.1", port=port, sample_images="sklearn:digits?split=test")
 
 
 def _story(result: dict[str, Any]) -> list[str]:
@@ -59,6 +60,6 @@ def _story(result: dict[str, Any]) -> list[str]:
         f"  auditor explain  {model} {result['image']} --out explained",
         f"  auditor concepts {model} {first} --out concepts.html",
         f"  auditor gate     {model} --policy {result['policy']} --junit gate.xml",
-        f"  auditor serve    {model} --samples sklearn:digits     # then open http://127.0.0.1:3000/ui",
+        f"  auditor serve    {model} --sample-images sklearn:digits     # then open http://127.0.0.1:3000/ui",
         "  mlflow server --backend-store-uri $MLFLOW_TRACKING_URI --app-name auditor",
     ]

@@ -1,114 +1,88 @@
-"""Commands that show: one image explained, a concept basis as a page."""
+"""``auditor explain``: one image by every explainer attached."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from auditor.commands.group import JSON, PICKLE, SEED, auditor, example, tells
+from auditor.commands.answer_flags import answer_flags
+from auditor.commands.group import JSON, PICKLE, auditor, example, reports_errors
+from auditor.explainers.answer_options import EVERY, AnswerOptions
+
+if TYPE_CHECKING:
+    from auditor.explainers.answer import Answer
+    from auditor.explainers.base import Explainer
+    from auditor.explainers.explanation import Explanation
+
+SHOWN = 8  # concepts per explainer, unless --top-k says otherwise
 
 
-@auditor.command(epilog=example("auditor explain models:/digits/1 seven.png --out explained"))
+@auditor.command(epilog=example("auditor explain models:/digits/1 seven.png --out explained --stability full"))
 @click.argument("model")
 @click.argument("image", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for heatmaps, a contact sheet, a tree's page.")
-@click.option("--explainer", "chosen", multiple=True, help="Only this attached explainer; may be repeated.")
-@click.option("--target", help="Class to explain, by name or index; default: the prediction.")
-@click.option(
-    "--samples", default=8, show_default=True, type=click.IntRange(min=1), help="Noise samples for stability."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for explainers that search (rde)."
-)
-@SEED
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for heatmaps, contact sheets and pages.")
 @PICKLE
 @JSON
-@tells
+@reports_errors("the explanation is not finished, and neither are pictures in --out")
+@answer_flags("explain", explainers=[EVERY])
 def explain(
-    model: str,
-    image: Path,
-    out: Path | None,
-    chosen: tuple[str, ...],
-    target: str | None,
-    samples: int,
-    timeout: float | None,
-    seed: int,
-    allow_pickle: bool,
-    as_json: bool,
+    model: str, image: Path, out: Path | None, options: AnswerOptions, allow_pickle: bool, as_json: bool
 ) -> None:
-    """Explain one IMAGE by every explainer attached to MODEL, at the terminal or as PNGs."""
-    from auditor.plugins.registry.explain_image import explain_image
-    from auditor.commands.terminal import as_text, say, table, waiting
+    """Explain one IMAGE by the explainers attached to MODEL, at the terminal or as PNGs.
+
+    The options and the answer are those of POST /explain; here all attached explainers answer when none is named.
+    """
+    from auditor.commands.terminal import as_text, say, waiting
+    from auditor.plugins.registry.explain_image import answer_image, draw_answer
 
     with waiting(f"explaining {image.name}"):
-        answer = explain_image(
-            model,
-            image,
-            names=chosen,
-            target=target,
-            samples=samples,
-            seed=seed,
-            out=out,
-            allow_pickle=allow_pickle or None,
-            timeout_s=timeout,
-        )
+        answer = answer_image(model, image, options, allow_pickle=allow_pickle or None)
+        if out is not None:
+            draw_answer(answer, out)
     if as_json:
-        say(as_text(answer))
+        say(as_text(answer.to_json()))
         return
-    p, t = answer["prediction"], answer["target"]
-    say(f"{image.name}: {p['label']} with probability {p['probability']:.1%}; logit of {t['label']}: {t['logit']:.3f}")
-    for e in answer["explanations"]:
-        say("", f"{e['name']} ({e['kind']})")
-        ranked = sorted(e["concepts"], key=lambda c: -abs(c["contribution"] or c["activation"]))[:8]
-        body = [
-            [c["label"], f"{c['activation']:.4g}", "" if c["contribution"] is None else f"{c['contribution']:+.3f}"]
-            for c in ranked
-        ]
-        if e["bias"] is not None:
-            rest = sum(c["contribution"] for c in e["concepts"]) - sum(c["contribution"] for c in ranked)
-            if len(e["concepts"]) > len(ranked):
-                body.append([f"{len(e['concepts']) - len(ranked)} more", "", f"{rest:+.3f}"])
-            body += [["bias", "", f"{e['bias']:+.3f}"], ["residual", "", f"{e['residual']:+.3f}"]]
-            body.append(["= target value", "", f"{e['target_value']:+.3f}"])
-        table(["concept", "activation", "contribution"], body)
-        extra = e.get("extra", {})
-        if "summary" in extra:
-            say(extra["summary"])
-        if "path" in extra:
-            say(f"path to leaf {extra['leaf']}, which says {extra['tree_class']} ({extra['tree_probability']:.0%}):")
-            say(*(f"  {step['rule']}  {step['contribution']:+.3f}" for step in extra["path"]))
-        for other in extra.get("alternatives", []):
-            changes = ", ".join(f"{c['label']} from {c['code']} to {c['wanted']}" for c in other["changes"])
-            say(f"{other['class']} ({other['probability']:.0%}) with {changes}")
-    s = answer["stability"]
-    say(
-        "",
-        f"stability {s['score']:.2f} (c1 {s['c1']:.3g}, c2 {s['c2']:.3g}, radius {s['radius']}, n {s['samples']})",
-    )
+    say(f"{image.name}: {_prediction(answer)}")
+    for name, explainer in answer.explainers.items():
+        say("", f"{name} ({explainer.kind})")
+        if name in answer.problems:
+            say(answer.problems[name])
+        else:
+            _show(explainer, answer.explanations[name], options.top_k or SHOWN)
+    if answer.stability is not None:
+        say("", _stability(answer.stability))
     if out is not None:
         say(f"pictures in {out}")
 
 
-@auditor.command(epilog=example("auditor concepts models:/digits/1 concepts --out concepts.html"))
-@click.argument("model")
-@click.argument("name")
-@click.option(
-    "--out",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="Page to write: .html or .png; for a tree .html or .svg.",
-)
-@PICKLE
-@JSON
-@tells
-def concepts(model: str, name: str, out: Path, allow_pickle: bool, as_json: bool) -> None:
-    """Draw the concepts of the explainer NAME: top images, heatmaps, classes, and the latent space if it has one."""
-    from auditor.explainers.concept_page import write_page
-    from auditor.plugins import load, load_subject
-    from auditor.commands.terminal import as_text, say, waiting
+def _prediction(answer: Answer) -> str:
+    p, t = answer.prediction, answer.target
+    said = f"{p['label']} with probability {p['probability']:.1%}"
+    if "labels" in p:  # several may be true
+        said = ", ".join(f"{x['label']} {x['probability']:.1%}" for x in p["labels"]) or f"no label; nearest {said}"
+    return f"{said}; logit of {t['label']}: {t['logit']:.3f}"
 
-    with waiting(f"drawing {name}"):
-        subject = load_subject(model, allow_pickle=allow_pickle or None)
-        path = write_page(load(model, name, subject=subject), subject, out)
-    say(as_text({"name": name, "page": str(path)}) if as_json else f"page in {path}")
+
+def _stability(s: dict[str, Any]) -> str:
+    numbers = f"c1 {s['c1']:.3g}, c2 {s['c2']:.3g}, radius {s['radius']}, n {s['samples']}, {s['mode']}"
+    return f"stability {s['score']:.2f} ({numbers})"
+
+
+def _show(explainer: Explainer, explanation: Explanation, n: int) -> None:
+    """Print the strongest concepts of an explanation, what the others add, and how it all adds up."""
+    from auditor.commands.terminal import say, table
+
+    strongest = explanation.ranked()[:n]
+    body = [
+        [c.label, f"{c.activation:.4g}", "" if c.contribution is None else f"{c.contribution:+.3f}"] for c in strongest
+    ]
+    if explanation.bias is not None and explanation.residual is not None:
+        others = explanation.ranked()[n:]
+        if others:
+            body.append([f"{len(others)} more", "", f"{sum(c.contribution or 0.0 for c in others):+.3f}"])
+        body += [["bias", "", f"{explanation.bias:+.3f}"], ["residual", "", f"{explanation.residual:+.3f}"]]
+        body.append(["= target value", "", f"{explanation.target_value:+.3f}"])
+    table(["concept", "activation", "contribution"], body)
+    say(*explainer.lines(explanation))

@@ -1,11 +1,11 @@
-"""What all commands share: the group, common options, and errors told in one line."""
+"""What all commands share: the group, common options, and errors as one line that says what was done and what not."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -16,6 +16,41 @@ PICKLE = click.option("--allow-pickle", is_flag=True, help="Load models stored a
 SEED = click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Seed of all that is random."
 )
+FRESH = click.option("--fresh", is_flag=True, help="Measure everything again, whatever was finished or stored.")
+IMAGES = click.option(
+    "--images", default=100, show_default=True, type=click.IntRange(min=20), help="Images to explain and measure on."
+)
+LIMIT = click.option(
+    "--limit", type=click.IntRange(min=1), metavar="N", help="Use N images, spread over the classes, drawn by the seed."
+)
+LABELS = click.option(
+    "--labels",
+    metavar="CSV",
+    help="Which label of the data is which class of the model, where their names differ: lines folder,class (by name "
+    "or number; - for none). 'none' leaves all labels out.",
+)
+HONEST_HELP = (
+    "Versions that differ by their training run only, for the noise of retraining. "
+    "Default: earlier versions that passed a gate on the same data."
+)
+DATA_HELP = "Images to measure on; see auditor --help."
+
+OUTCOME = "auditor.outcome"  # where a command's context keeps what holds when it ends now
+
+
+class WithHonest(click.Command):
+    """A command whose ``--honest`` takes all values up to the next option: ``--honest models:/m/3 models:/m/4``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option before each of its values."""
+        spread: list[str] = []
+        inside = False
+        for i, arg in enumerate(args):
+            inside = arg == "--honest" or (inside and not arg.startswith("-"))
+            if inside and arg != "--honest" and args[i - 1] != "--honest":
+                spread.append("--honest")
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
 
 
 def example(*lines: str) -> str:
@@ -23,38 +58,53 @@ def example(*lines: str) -> str:
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def tells(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn every AuditError into one line on standard error and exit code 2."""
+def reports_errors(unfinished: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Turn every AuditError into one line on standard error and exit code 2.
 
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except AuditError as error:
-            from auditor.commands.terminal import note
+    ``unfinished`` is what holds when a disk error or Ctrl-C ends the command before it is done, until `now_holds` says
+    something else.
+    """
 
-            note(f"auditor: error: {' '.join(str(error).split())}")
-            sys.exit(2)
-        except OSError as error:  # a full disk, a folder that may not be written
-            if isinstance(error, BrokenPipeError):
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            now_holds(unfinished)
+            try:
+                return function(*args, **kwargs)
+            except AuditError as error:
+                _stop(f"error: {' '.join(str(error).split())}", 2)
+            except BrokenPipeError:  # the reader of our output has gone: click ends quietly
                 raise
-            from auditor.commands.terminal import note
+            except OSError as error:  # a full disk, a folder that may not be written
+                what = f" ({error.filename})" if error.filename else ""
+                _stop(f"error: {error.strerror or error}{what}; {_outcome()}.", 2)
+            except KeyboardInterrupt:
+                _stop(f"interrupted; {_outcome()}.", 130)
 
-            what = f" ({error.filename})" if error.filename else ""
-            note(f"auditor: error: {error.strerror or error}{what}; nothing was attached.")
-            sys.exit(2)
-        except KeyboardInterrupt:
-            from auditor.commands.terminal import note
+        return run
 
-            note("auditor: interrupted; nothing was attached.")
-            sys.exit(130)
+    return decorate
 
-    return run
+
+def now_holds(outcome: str) -> None:
+    """Set what a disk error or Ctrl-C says from here on: a command calls it when a step cannot be undone any more."""
+    click.get_current_context().meta[OUTCOME] = outcome
+
+
+def _outcome() -> str:
+    return str(click.get_current_context().meta[OUTCOME])
+
+
+def _stop(line: str, code: int) -> NoReturn:
+    from auditor.commands.terminal import note
+
+    note(f"auditor: {line}")
+    sys.exit(code)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="mlflow-auditor", prog_name="auditor")
-@click.option("-v", "--verbose", is_flag=True, help="Tell more about each phase.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more about each phase.")
 def auditor(verbose: bool) -> None:
     """Make a registered image model explain itself, measure the explanations, and gate releases on them.
 

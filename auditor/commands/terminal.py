@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ def as_text(value: Any) -> str:
     """
     import json
 
-    from auditor.explainers.artifact import finite
+    from auditor.explainers.manifest import finite
 
     return json.dumps(finite(value), allow_nan=False)
 
@@ -44,10 +45,10 @@ def set_up_logging(verbose: bool) -> None:
     """Show our own messages on standard error, one line each, and keep the libraries' chatter away."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("auditor: %(message)s"))
-    own = logging.getLogger("auditor")
-    own.handlers[:] = [handler]
-    own.setLevel(logging.INFO if verbose else logging.WARNING)
-    own.propagate = False
+    logger = logging.getLogger("auditor")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -122,16 +123,16 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     """
     import json
 
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for item in settings:
         key, sign, value = item.partition("=")
         if not sign or not key:
             raise OptionError(f"--set wants KEY=VALUE, got {item!r}; for example --set rank=10.")
         try:
-            found[key] = json.loads(value)
+            options[key] = json.loads(value)
         except ValueError:
-            found[key] = value
-    return found
+            options[key] = value
+    return options
 
 
 def numbers(option: str, text: str | None) -> list[float] | None:
@@ -153,3 +154,8 @@ def read_names(path: Path) -> list[str]:
             f"--classes {path}: cannot be read ({error}); give a text file, one class per line."
         ) from None
     return [line for line in lines if line]
+
+
+def command_line() -> str:
+    """Return the command as a person would type it again."""
+    return shlex.join(["auditor", *sys.argv[1:]])

@@ -35,12 +35,18 @@ def open_npz(path: Path, spec: str, options: dict[str, Any]) -> Data:
             if "labels" in members:
                 with archive.open("labels.npy") as stream:
                     label_shape, label_type = _npy_header(stream, spec, "labels")
-                    if label_shape != (shape[0],) or not np.issubdtype(label_type, np.integer):
+                    is_whole = np.issubdtype(label_type, np.integer) or label_type == np.bool_
+                    if len(label_shape) > 2 or label_shape[0] != shape[0] or not is_whole:
                         raise DataError(
-                            f"data {spec}: labels must be {shape[0]} integers, one per image, "
-                            f"got {label_type} of shape {label_shape}."
+                            f"data {spec}: labels must be {shape[0]} integers, one per image, or 0 and 1 of shape "
+                            f"({shape[0]}, labels), got {label_type} of shape {label_shape}."
                         )
-                    labels = np.frombuffer(stream.read(), dtype=label_type).astype(np.int64)
+                    labels = np.frombuffer(stream.read(), dtype=label_type).astype(np.int64).reshape(label_shape)
+                    if labels.ndim == 2 and not np.isin(labels, (0, 1)).all():
+                        raise DataError(
+                            f"data {spec}: labels of shape {label_shape} say which labels are true and must be 0 or 1, "
+                            f"got {int(labels.min())} to {int(labels.max())}."
+                        )
     except (zipfile.BadZipFile, EOFError, KeyError) as error:
         raise DataError(
             f"data {spec}: not a readable .npz ({error}); save it with np.savez(path, images=…)."
@@ -60,7 +66,8 @@ def open_npz(path: Path, spec: str, options: dict[str, Any]) -> Data:
                     raise DataError(f"data {spec}: the file ends early at image {start}; write it again.")
                 yield np.frombuffer(raw, dtype=dtype).reshape(n, *shape[1:]), labels[start : start + n]
 
-    return ArrayData(spec, shape[0], read, **options)
+    single = np.where(labels.sum(1) == 1, labels.argmax(1), -1) if labels.ndim == 2 else labels
+    return ArrayData(spec, single, read, **options)
 
 
 def _npy_header(stream: IO[bytes], spec: str, member: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -98,7 +105,7 @@ def open_sklearn(name: str, arguments: dict[str, str], spec: str, options: dict[
         for start in range(0, len(images), batch_size):
             yield images[start : start + batch_size], labels[start : start + batch_size]
 
-    data = ArrayData(spec, len(images), read, **options)
+    data = ArrayData(spec, labels, read, **options)
     data.class_names = tuple(str(i) for i in range(10))
     return data
 
@@ -151,9 +158,18 @@ class TorchvisionData(Data):
     def _count(self) -> int:
         return len(self.source)
 
+    def _labels(self) -> Array:
+        """Return the labels that the data set lists beside its images, under the names torchvision uses."""
+        for name in ("targets", "labels", "_labels", "y"):
+            listed = getattr(self.source, name, None)
+            if listed is not None and len(listed) == len(self.source) and np.asarray(listed).dtype.kind in "iu":
+                return np.asarray(listed).astype(np.int64)
+        return super()._labels()
+
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
-        for start in range(0, len(self.source), batch_size):
-            rows = range(start, min(start + batch_size, len(self.source)))
+        wanted = self.sample.rows.tolist()
+        for start in range(0, len(wanted), batch_size):
+            rows = wanted[start : start + batch_size]
             pairs = [self.source[i] for i in rows]
             images = np.stack([from_pil(image, pre) for image, _ in pairs])
             labels = np.array([y if isinstance(y, int) else -1 for _, y in pairs])
@@ -191,7 +207,7 @@ def _open_idx(folder: Path, split: str, spec: str, options: dict[str, Any]) -> D
                     raise DataError(f"data {spec}: {images_path.name} ends early; fetch the file again.")
                 yield np.frombuffer(raw, dtype=np.uint8).reshape(k, h, w), labels[start : start + k]
 
-    return ArrayData(spec, n, read, **options)
+    return ArrayData(spec, labels, read, **options)
 
 
 def _plain_or_gz(folder: Path, name: str, spec: str) -> Path:

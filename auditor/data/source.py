@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -19,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.data.label_matching import NO_CLASS, LabelMatching, match_labels, mismatch, read_label_table
+from auditor.data.sampling import Sample, one_of_each_run, stratified
 from auditor.errors import DataError
 from auditor.subject.preprocessing import Preprocessing, from_array, read_image
 from auditor.subject.subject import Subject
@@ -31,11 +35,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Images as pixels in [0, 1] (batch, channels, height, width), labels (-1 where unknown) and their names."""
+    """Images as pixels in [0, 1] (batch, channels, height, width), labels (-1 where unknown) and their names.
+
+    ``labels`` are classes of the model. ``source_labels`` are the data's own numbers, which may be of other classes.
+
+    Where the data says of every label whether it is true, ``label_sets`` (batch, labels) has it, and ``labels`` the
+    label of images with exactly one.
+    """
 
     images: Tensor
     labels: Tensor
     ids: list[str]
+    source_labels: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    label_sets: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.source_labels) != len(self.labels):
+            object.__setattr__(self, "source_labels", self.labels)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,34 +59,80 @@ class Batch:
     def take(self, keep: Tensor) -> Batch:
         """Return the images where ``keep`` is true."""
         ids = [name for name, k in zip(self.ids, keep.tolist(), strict=True) if k]
-        return Batch(self.images[keep], self.labels[keep], ids)
+        sets = None if self.label_sets is None else self.label_sets[keep]
+        return Batch(self.images[keep], self.labels[keep], ids, self.source_labels[keep], sets)
 
 
 class Data(ABC):
     """A source of images. ``batches`` gives the same images in the same order each time."""
 
-    def __init__(self, spec: str, *, strict: bool = False, limit: int | None = None) -> None:
-        self.spec, self.strict, self.limit = spec, strict, limit
+    def __init__(
+        self,
+        spec: str,
+        *,
+        strict: bool = False,
+        limit: int | None = None,
+        seed: int = 0,
+        label_table: Mapping[str, str] | None = None,
+    ) -> None:
+        self.spec, self.strict, self.limit, self.seed, self.label_table = spec, strict, limit, seed, label_table
         self.class_names: tuple[str, ...] | None = None
         self.skipped: dict[str, str] = {}
         self._warned = False
+        self._said = True
+        self._matched: tuple[tuple[str, ...], LabelMatching] | None = None
         self._digest: str | None = None
 
     @abstractmethod
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
-        """Yield images (float32 in [0, 1]), labels and ids, ``batch_size`` at a time."""
+        """Yield images (float32 in [0, 1]), labels and ids of the rows of ``sample``, ``batch_size`` at a time."""
+
+    def _labels(self) -> Array:
+        """Return the class number of every image as far as it is known without reading images, else -1."""
+        return np.full(self._count(), -1, dtype=np.int64)
 
     @abstractmethod
     def _content(self) -> Iterator[bytes]:
         """Yield every byte that matters, for the digest."""
 
     def __len__(self) -> int:
-        """Return how many images there are, broken ones included."""
-        total = self._count()
-        return total if self.limit is None else min(total, self.limit)
+        """Return how many images are used, broken ones included."""
+        return len(self.sample)
 
     @abstractmethod
     def _count(self) -> int: ...
+
+    @cached_property
+    def sample(self) -> Sample:
+        """Return which rows are used: all of them, or ``limit`` spread over the classes and drawn by the seed."""
+        return stratified(self._labels(), self._count() if self.limit is None else self.limit, self.seed)
+
+    def draw(self, n: int, seed: int = 0, among: Tensor | None = None) -> Tensor:
+        """Return a mask (images,) of at most ``n`` images spread over the classes, of those ``among`` where given."""
+        allowed = np.arange(len(self)) if among is None else among.nonzero()[:, 0].numpy()
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        mask[allowed[stratified(self._labels()[self.sample.rows][allowed], n, seed).rows]] = True
+        return mask
+
+    def spaced(self, n: int, seed: int = 0, among: Tensor | None = None) -> Tensor:
+        """Return a mask (images,) of at most ``n`` images, one drawn from each of ``n`` runs of neighbours.
+
+        A source in class order gives every class its share this way, and no label has a say: what a fit holds out
+        must not decide what it learns from.
+        """
+        allowed = torch.arange(len(self)) if among is None else among.nonzero()[:, 0]
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        mask[allowed[torch.from_numpy(one_of_each_run(len(allowed), n, seed))]] = True
+        return mask
+
+    def only(self, drawn: Tensor) -> Data:
+        """Return a source of the images that a mask of `draw` selects; nothing else is read for it."""
+        other = copy.copy(self)
+        labels, rows = self._labels(), self.sample.rows[drawn.numpy()]
+        sizes = np.unique(labels[rows][labels[rows] >= 0], return_counts=True)[1]
+        other.sample = Sample(rows, self._count(), tuple(int(n) for n in sizes), self.sample.seed)
+        other._digest = None if len(rows) < len(self) else self._digest
+        return other
 
     @property
     def digest(self) -> str:
@@ -80,36 +142,95 @@ class Data(ABC):
             for part in self._content():
                 h.update(len(part).to_bytes(8, "little"))
                 h.update(part)
-            if self.limit is not None:
-                h.update(f"limit={self.limit}".encode())
+            if len(self) < self._count():
+                h.update(b"only these rows:" + self.sample.rows.astype("<i8").tobytes())
             self._digest = h.hexdigest()
         return self._digest
 
     def batches(self, subject: Subject | Preprocessing, batch_size: int = 64) -> Iterator[Batch]:
         """Yield batches sized for the subject. A source without one readable image is an error."""
         pre = subject.preprocessing if isinstance(subject, Subject) else subject
-        names = subject.class_names if isinstance(subject, Subject) else None
-        remap = self._label_map(names)
-        seen = 0
+        matching = self.matching(subject) if isinstance(subject, Subject) else None
+        if matching is not None and not self._said:
+            self._said = True
+            self._say(matching)
+        remap = None if matching is None else torch.tensor(matching.classes, dtype=torch.int64)
+        n_read = 0
         for images, labels, ids in self._items(pre, batch_size):
-            room = len(ids) if self.limit is None else min(len(ids), self.limit - seen)
-            if room <= 0:
-                break
-            seen += room
-            y = torch.from_numpy(labels[:room].astype(np.int64))
-            if remap is not None:
+            n_read += len(ids)
+            y = torch.from_numpy(labels.astype(np.int64))
+            sets = y.bool() if y.ndim == 2 else None
+            if sets is not None:
+                y = torch.where(sets.sum(1) == 1, sets.int().argmax(1), NO_CLASS)
+            source_labels = y
+            if self.labels_left_out:
+                y, sets = torch.full_like(y, NO_CLASS), None
+            elif remap is not None:
                 y = torch.where(y >= 0, remap[y.clamp_min(0)], y)
-            yield Batch(torch.from_numpy(images[:room]), y, ids[:room])
-        if seen == 0:
+            yield Batch(torch.from_numpy(images), y, ids, source_labels, sets)
+        if n_read == 0:
             broken = f" ({len(self.skipped)} could not be read)" if self.skipped else ""
             raise DataError(f"data {self.spec}: holds no readable image{broken}; give a source with at least one.")
         self._warn_skipped()
 
-    def _label_map(self, names: tuple[str, ...] | None) -> Tensor | None:
-        """Map the source's class numbers to the model's where both have names and these agree."""
-        if names is None or self.class_names is None or not set(self.class_names) <= set(names):
+    # its labels
+
+    @property
+    def labels_left_out(self) -> bool:
+        """Whether the images are to be read as if they had no labels."""
+        return self.label_table is not None and not self.label_table
+
+    @property
+    def labels_digest(self) -> str:
+        """Sha256 over the table that says which label is which class; empty where the names decide."""
+        if self.label_table is None:
+            return ""
+        return hashlib.sha256(repr(sorted(self.label_table.items())).encode()).hexdigest()
+
+    def matching(self, subject: Subject) -> LabelMatching | None:
+        """Return which class of the model each label is; None where the data has no names for its labels.
+
+        Labels that are no class of the model are -1 in a batch's ``labels``; reading the batches warns of it, once.
+        """
+        if self.class_names is None or self.labels_left_out:
             return None
-        return torch.tensor([names.index(name) for name in self.class_names], dtype=torch.int64)
+        if self._matched is None or self._matched[0] != subject.class_names:
+            matching = match_labels(self.class_names, subject.class_names, self.label_table)
+            self._matched = subject.class_names, matching
+            self._said = False
+        return self._matched[1]
+
+    def foreign_labels(self, subject: Subject) -> tuple[str, ...] | None:
+        """Return the names of the data's labels where some are no class of the model; None where all are."""
+        matching = self.matching(subject)
+        return self.class_names if matching is not None and matching.unmatched else None
+
+    def check_labels(self, subject: Subject) -> None:
+        """Raise, with the names side by side, when a label of the data is no class of the model."""
+        if self.label_table and self.class_names is None:
+            raise DataError(
+                f"data {self.spec}: its labels are numbers without names, so --labels has nothing to match; leave it "
+                "out, or give a folder with one sub-folder per class."
+            )
+        matching = self.matching(subject)
+        if matching is not None and matching.unmatched and self.class_names is not None:
+            names = mismatch(self.class_names, subject.class_names, matching.unmatched)
+            raise DataError(f"data {self.spec}: {names}")
+
+    def _say(self, matching: LabelMatching) -> None:
+        assert self.class_names is not None
+        if matching.by == "order":
+            pairs = ", ".join(f"{name} = {i}" for i, name in enumerate(self.class_names[:3]))
+            more = ", …" if len(self.class_names) > 3 else ""
+            log.warning(
+                "data %s: the model's classes have no names, so labels are taken in alphabetical order: %s%s",
+                self.spec, pairs, more,
+            )  # fmt: skip
+        elif matching.unmatched:
+            log.warning(
+                "data %s: %d of %d labels are no class of the model and stay apart from its classes: %s",
+                self.spec, len(matching.unmatched), len(self.class_names), ", ".join(matching.unmatched[:5]),
+            )  # fmt: skip
 
     def _skip(self, name: str, why: str) -> None:
         if self.strict:
@@ -146,11 +267,14 @@ class FolderData(Data):
     def _count(self) -> int:
         return len(self.files)
 
+    def _labels(self) -> Array:
+        return np.array([label for _, label in self.files], dtype=np.int64)
+
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
         images: list[Array] = []
         labels: list[int] = []
         ids: list[str] = []
-        for file, label in self.files:
+        for file, label in (self.files[i] for i in self.sample.rows):
             try:
                 images.append(read_image(self.root / file, pre))
             except DataError as error:
@@ -173,19 +297,44 @@ class FolderData(Data):
 class ArrayData(Data):
     """Arrays that a reader streams: ``.npz`` members, idx files, scikit-learn's digits."""
 
-    def __init__(self, spec: str, n: int, read: Callable[[int], Iterator[tuple[Array, Array]]], **options: Any) -> None:
+    def __init__(
+        self, spec: str, labels: Array, read: Callable[[int], Iterator[tuple[Array, Array]]], **options: Any
+    ) -> None:
         super().__init__(spec, **options)
-        self._n, self._read = n, read
+        self._all_labels, self._read = labels, read
 
     def _count(self) -> int:
-        return self._n
+        return len(self._all_labels)
+
+    def _labels(self) -> Array:
+        return self._all_labels
 
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
+        for raw, labels, rows in self._chosen(batch_size):
+            yield from_array(raw, pre, f"data {self.spec}"), labels, [str(i) for i in rows]
+
+    def _chosen(self, batch_size: int) -> Iterator[tuple[Array, Array, Array]]:
+        """Stream the rows of the sample in full batches; nothing is read beyond the last of them."""
+        wanted = self.sample.rows
+        waiting: list[tuple[Array, Array, Array]] = []
         start = 0
         for raw, labels in self._read(batch_size):
-            images = from_array(raw, pre, f"data {self.spec}")
-            yield images, labels, [str(i) for i in range(start, start + len(raw))]
+            low, high = np.searchsorted(wanted, [start, start + len(raw)])
+            rows = wanted[low:high]
+            if len(rows):
+                waiting.append((raw[rows - start], labels[rows - start], rows))
             start += len(raw)
+            if sum(len(part[2]) for part in waiting) < batch_size and high < len(wanted):
+                continue
+            raws, numbers, taken = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+            last = high >= len(wanted)
+            full = len(taken) if last else len(taken) // batch_size * batch_size
+            for first in range(0, full, batch_size):
+                here = slice(first, min(first + batch_size, full))
+                yield raws[here], numbers[here], taken[here]
+            waiting = [(raws[full:], numbers[full:], taken[full:])]
+            if last:
+                break
 
     def _content(self) -> Iterator[bytes]:
         for raw, labels in self._read(256):
@@ -194,11 +343,21 @@ class ArrayData(Data):
             yield labels.astype("<i8").tobytes()
 
 
-def open_data(spec: str | Path | Data, *, strict: bool = False, limit: int | None = None) -> Data:
+def open_data(
+    spec: str | Path | Data,
+    *,
+    strict: bool = False,
+    limit: int | None = None,
+    seed: int = 0,
+    labels: Mapping[str, str] | str | Path | None = None,
+) -> Data:
     """Open an image source named by one string.
 
     ``folder:PATH`` or a plain path to a folder, a path to an ``.npz`` with ``images`` and ``labels``,
     ``sklearn:digits`` (add ``?split=train`` or ``?split=test``), or ``torchvision:NAME?root=PATH&split=train|test``.
+    ``limit`` images are spread over the classes and drawn by ``seed``; ``data.sample.words`` says what was taken.
+    ``labels`` says which label is which class of the model where the names do not: a mapping, or a CSV with lines
+    ``folder,class``; "none" leaves all labels out.
 
     >>> data = open_data("sklearn:digits")
     >>> len(data), data.digest[:8]
@@ -211,7 +370,7 @@ def open_data(spec: str | Path | Data, *, strict: bool = False, limit: int | Non
     text = str(spec)
     if limit is not None and limit < 1:
         raise DataError(f"data {text}: limit must be at least 1, got {limit}.")
-    options: dict[str, Any] = {"strict": strict, "limit": limit}
+    options: dict[str, Any] = {"strict": strict, "limit": limit, "seed": seed, "label_table": _label_table(labels)}
     scheme, _, rest = text.partition(":")
     if scheme in ("sklearn", "torchvision"):
         name, _, query = rest.partition("?")
@@ -231,3 +390,10 @@ def open_data(spec: str | Path | Data, *, strict: bool = False, limit: int | Non
     raise DataError(
         f"data {text}: want an image folder or an .npz file, got a file of type {path.suffix or 'unknown'}."
     )
+
+
+def _label_table(labels: Mapping[str, str] | str | Path | None) -> Mapping[str, str] | None:
+    """Return the table of labels; an empty one leaves all labels out."""
+    if labels is None or isinstance(labels, Mapping):
+        return labels
+    return {} if str(labels) == "none" else read_label_table(labels)

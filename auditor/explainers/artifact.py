@@ -1,19 +1,19 @@
 """Artifact: an explainer on disk as a folder of checked files. Never a pickle.
 
 ``manifest.json`` holds the schema version, kind, config, the subject's digest, metrics, versions and a sha256 per file.
-It is written last, so a folder without it is unfinished; and it is canonical JSON that carries its own checksum, so one
-flipped byte anywhere, whitespace included, is found. The digest of an artifact is the sha256 of its manifest.
+It is written last, so a folder without it is unfinished. The digest of an artifact is the sha256 of its manifest.
 """
 
 from __future__ import annotations
 
-import hashlib
+import io
 import json
-import math
 import os
+import pickletools
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from safetensors import SafetensorError
@@ -22,10 +22,19 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from auditor.errors import ArtifactError, TamperError
+from auditor.explainers.manifest import (
+    MANIFEST,
+    SCHEMA_VERSION,
+    check_file,
+    check_names,
+    open_manifest,
+    seal,
+    sha256,
+)
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
+PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".p", ".pt", ".pth", ".ckpt", ".joblib", ".dill", ".mar"})
+RUNNING_OPCODES = frozenset({"GLOBAL", "STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "REDUCE", "EXT1", "EXT2", "EXT4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +59,22 @@ def write_artifact(
         raise ArtifactError(f"artifact {folder}: there is one already; choose a folder that does not exist yet.")
     folder.mkdir(parents=True, exist_ok=True)
     contents = {TENSORS: save_tensors({k: v.detach().cpu().contiguous() for k, v in sorted(tensors.items())})}
-    contents.update(files or {})
+    for name, content in (files or {}).items():
+        _check_name(name, folder)
+        check_no_pickle(name, content, f"artifact {folder.name}")
+        contents[name] = content
     for name, content in contents.items():
         _write(folder / name, content)
     document = {
         **manifest,
         "schema_version": SCHEMA_VERSION,
-        "files": {name: {"sha256": _sha(content), "size": len(content)} for name, content in sorted(contents.items())},
+        "files": {
+            name: {"sha256": sha256(content), "size": len(content)} for name, content in sorted(contents.items())
+        },
     }
     sealed = seal(document)
     _write(folder / MANIFEST, sealed)
-    return _sha(sealed)
-
-
-def seal(document: Mapping[str, Any]) -> bytes:
-    """Return canonical JSON that carries its own checksum."""
-    plain = {k: v for k, v in document.items() if k != "checksum"}
-    return _canonical({**plain, "checksum": _sha(_canonical(plain))})
-
-
-def unseal(content: bytes, where: str, remedy: str = "attach the explainer again") -> dict[str, Any]:
-    """Return a sealed document, or an error that names ``where`` when any byte of it is not what was written."""
-    try:
-        document = json.loads(content)
-    except (UnicodeDecodeError, ValueError) as error:
-        raise TamperError(f"{where} is not what was written: it is no longer JSON ({str(error)[:60]}).") from error
-    if not isinstance(document, dict) or seal(document) != content:
-        raise TamperError(f"{where} is not what was written: its checksum does not match; {remedy}.")
-    return document
+    return sha256(sealed)
 
 
 def read_artifact(folder: str | Path, *, digest: str | None = None, subject_digest: str | None = None) -> Artifact:
@@ -89,14 +86,7 @@ def read_artifact(folder: str | Path, *, digest: str | None = None, subject_dige
     if not path.is_file():
         raise ArtifactError(f"artifact {folder}: it has no {MANIFEST}, so it was never finished; fit and attach again.")
     sealed = path.read_bytes()
-    if digest is not None and _sha(sealed) != digest:
-        raise TamperError(
-            f"{MANIFEST} of {folder.name} is not what was attached: sha256 {_sha(sealed)[:12]}, wanted {digest[:12]}; "
-            "attach the explainer again."
-        )
-    # the version first: a newer one may be sealed in another way
-    _check_schema(sealed, folder)
-    manifest = unseal(sealed, f"{MANIFEST} of artifact {folder.name}")
+    manifest = open_manifest(sealed, folder.name, digest)
     contents = _read_files(folder, manifest)
     if subject_digest is not None and manifest.get("subject_digest") != subject_digest:
         raise TamperError(
@@ -107,40 +97,64 @@ def read_artifact(folder: str | Path, *, digest: str | None = None, subject_dige
         tensors = load_tensors(contents.pop(TENSORS))
     except SafetensorError as error:
         raise ArtifactError(f"{TENSORS} in artifact {folder.name} holds no safetensors ({error}).") from error
-    return Artifact(manifest, tensors, contents, _sha(sealed))
+    return Artifact(manifest, tensors, contents, sha256(sealed))
 
 
 def _read_files(folder: Path, manifest: dict[str, Any]) -> dict[str, bytes]:
-    listed: dict[str, dict[str, Any]] = manifest["files"]
     present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {MANIFEST}
-    for name in sorted(present - set(listed)):
-        raise TamperError(f"{name} in artifact {folder.name} is not listed in its manifest; remove it or attach again.")
-    contents: dict[str, bytes] = {}
-    for name, entry in sorted(listed.items()):
-        if name not in present:
-            raise TamperError(f"{name} is missing from artifact {folder.name}; attach the explainer again.")
-        content = (folder / name).read_bytes()
-        if len(content) != entry["size"] or _sha(content) != entry["sha256"]:
-            raise TamperError(
-                f"{name} in artifact {folder.name} is not what was attached: its sha256 does not match the manifest; "
-                "attach the explainer again."
-            )
-        contents[name] = content
+    check_names(manifest, present, folder.name)
+    contents = {name: (folder / name).read_bytes() for name in sorted(present)}
+    for name, content in contents.items():
+        check_file(manifest, name, sha256(content), len(content), folder.name)
+        check_no_pickle(name, content, f"artifact {folder.name}")
     if TENSORS not in contents:
         raise TamperError(f"{TENSORS} is missing from artifact {folder.name}; attach the explainer again.")
     return contents
 
 
-def _check_schema(sealed: bytes, folder: Path) -> None:
-    try:
-        version = json.loads(sealed)["schema_version"]
-    except (UnicodeDecodeError, ValueError, KeyError, TypeError):
-        return  # unseal says it better
-    if isinstance(version, int) and version > SCHEMA_VERSION:
+def check_no_pickle(name: str, content: bytes, where: str) -> None:
+    """Refuse a file that is a pickle by its name or by its bytes: loading one runs whatever its author wrote."""
+    if Path(name).suffix.lower() in PICKLE_SUFFIXES or _is_pickle(content):
         raise ArtifactError(
-            f"artifact {folder.name}: schema version {version} is newer than {SCHEMA_VERSION}, the newest known here; "
-            "upgrade mlflow-auditor."
+            f"{name} in {where} is a pickle, which runs code when it is loaded; store safetensors, JSON or another "
+            "plain format instead."
         )
+
+
+def _is_pickle(content: bytes) -> bool:
+    if _is_safetensors(content):  # the length of its header may begin like a pickle
+        return False
+    if content[:1] == b"\x80" and content[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return True
+    if content[:6] == b"\x93NUMPY":  # an array of objects is a pickle inside
+        return b"|O" in content[:256]
+    if content[:2] == b"PK":
+        try:
+            names = zipfile.ZipFile(io.BytesIO(content)).namelist()
+        except zipfile.BadZipFile:
+            return False
+        return any(Path(name).suffix.lower() in PICKLE_SUFFIXES for name in names)
+    try:  # protocols 0 and 1 have no magic number: the opcodes are read, nothing is run
+        return any(code.name in RUNNING_OPCODES for code, _, _ in pickletools.genops(content))
+    except Exception:
+        return False
+
+
+def _is_safetensors(content: bytes) -> bool:
+    length = int.from_bytes(content[:8], "little")
+    if content[8:9] != b"{" or length > len(content) - 8:
+        return False
+    try:
+        json.loads(content[8 : 8 + length])
+    except ValueError:
+        return False
+    return True
+
+
+def _check_name(name: str, folder: Path) -> None:
+    parts = PurePosixPath(name).parts
+    if not parts or name != "/".join(parts) or {"..", "/"} & set(parts) or name in (MANIFEST, TENSORS):
+        raise ArtifactError(f"artifact {folder.name}: {name!r} cannot be the name of a further file; use a plain one.")
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -151,22 +165,3 @@ def _write(path: Path, content: bytes) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
-
-
-def _canonical(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(finite(document), sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n").encode()
-
-
-def finite(value: Any) -> Any:
-    """Return the value with null for every number that is not finite; JSON has none, and null passes no gate."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(v) for v in value]
-    return value
-
-
-def _sha(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

@@ -1,43 +1,45 @@
-"""Explainer: fitted to a subject, explains images of it, and lives on disk as an artifact."""
+"""Explainer: fitted to a subject, explains images of it, and lives on disk as an artifact.
+
+The class answers everything the rest of the product asks of a kind; the defaults suit a kind without concepts of its
+own. Nothing outside a kind's folder asks which kind an explainer is.
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
-from auditor.explainers.artifact import Artifact, read_artifact, write_artifact
+from auditor.data.near_duplicates import MOST, fingerprints
 from auditor.data.source import Data
-from auditor.errors import ArtifactError, OptionError, TamperError
+from auditor.errors import ArtifactError, AuditError, OptionError, TamperError, WeakFitError
+from auditor.explainers.artifact import Artifact, read_artifact, write_artifact
 from auditor.explainers.explanation import Explanation
+from auditor.explainers.fitted_images import PREFIX, FittedImages
+from auditor.explainers.kinds import find_kind, installed_kinds
+from auditor.explainers.standing_in import shortcomings
+from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from auditor.explainers.gallery import Gallery, Shot
 
 log = logging.getLogger(__name__)
 
-# Progress is told, never printed: (stage, done, total); the command line draws a bar, a test collects, most do nothing.
-Progress = Callable[[str, int, int | None], None]
-
-KINDS: Mapping[str, str] = {
-    "nmf": "auditor.explainers.nmf.explainer:NmfExplainer",
-    "coupled": "auditor.explainers.coupled.explainer:CoupledExplainer",
-    "xnn": "auditor.explainers.xnn.explainer:XnnExplainer",
-    "tree": "auditor.explainers.tree.explainer:TreeExplainer",
-    "deepfacto": "auditor.explainers.deepfacto.explainer:DeepFactoExplainer",
-    "rde": "auditor.explainers.rde.explainer:RdeExplainer",
-}
-
-
-def silent(stage: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
+FINGERPRINTS = f"{PREFIX}fingerprints"  # name of a tensor of the artifact
+LONGEST_LABEL = 80  # characters of a name that a person gives to a concept
 
 
 class ExplainerConfig(BaseModel):
@@ -51,17 +53,53 @@ class ExplainerConfig(BaseModel):
     batch_size: int = Field(default=64, ge=1, description="Images per forward pass.")
 
 
+@dataclass(frozen=True, slots=True)
+class FurtherOutput:
+    """A value that a shared pass may compute beside the layers and hand to ``explain_from`` under ``key``.
+
+    ``module(subject)`` gives a module in evaluation mode: it takes the activation of ``layer`` (native shape; for
+    ``layer`` None the model's normalised input) and returns one tensor with the batch first. It can be exported to
+    ONNX. Equal keys mean equal values, so a key holds a digest of what the module was made of.
+    """
+
+    key: str
+    layer: str | None
+    module: Callable[[Subject], nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What ``explain_from`` reads from a shared pass: layers it needs, further outputs it takes when they are there."""
+
+    layers: tuple[str, ...] = ()
+    outputs: tuple[FurtherOutput, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names under which the values are handed in."""
+        return (*self.layers, *(output.key for output in self.outputs))
+
+
 class Explainer(ABC):
     """Fitted to a subject, then explains a batch. Learned state ends in an underscore.
 
     A kind gives ``kind``, ``Config``, ``fit``, ``explain``, and what to store: ``tensors``, ``state`` (JSON) and, when
-    it has more, ``files``; ``restore`` puts them back. Everything else (artifact, checks, table of kinds) is shared.
+    it has more, ``files``; ``restore`` puts them back. It overrides the answers below where its own differ.
+    Everything else (artifact, checks, table of kinds) is shared.
     """
 
     kind: ClassVar[str]
     Config: ClassVar[type[ExplainerConfig]] = ExplainerConfig
     per_request: ClassVar[frozenset[str]] = frozenset()  # keywords that ``explain`` takes beyond the target
-    carries_network: ClassVar[bool] = False  # whether it reads a network kept in the artifact, not the model's weights
+    searches: ClassVar[bool] = False  # whether an image takes seconds of search instead of one pass
+    quick_options: ClassVar[Mapping[str, Any]] = {}  # keywords with which ``explain`` searches less, for audits
+    makes_network: ClassVar[bool] = False  # whether ``network`` gives a model that can be registered
+    adds_up_by_construction: ClassVar[bool] = False  # whether the last contribution is defined as what is left
+    target_value_of: ClassVar[str] = "logit"  # what the contributions add up to, in words
+    page_suffixes: ClassVar[tuple[str, ...]] = (".html", ".png")  # of the files ``write_page`` can write
+    page_shows_image: ClassVar[bool] = False  # whether the page can show one explained image
+    remedy: ClassVar[str] = "take another layer (auditor layers) or more images"  # of a fit that does not stand in
+    headline: ClassVar[tuple[str, ...]] = ()  # names of the metrics that sum up a fit, the most telling first
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         if config is None:
@@ -74,18 +112,41 @@ class Explainer(ABC):
         self.subject_digest_: str | None = None
         self.data_digest_: str | None = None
         self.digest_: str | None = None
+        self.fingerprints_: Tensor | None = None  # (images, 256) of what was learned from or chosen on, at most MOST
+        self.fitted_images: FittedImages | None = None  # None: fitted by a release or a kind that keeps no record
 
     @abstractmethod
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> Any:
-        """Fit to the subject on the data and return self; call ``_fitted_to`` when done."""
+        """Fit to the subject on the data and return self; call ``record_fit`` when done."""
 
     @abstractmethod
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image; ``target`` is a class; default: the one fitted for, else the prediction."""
 
+    # what it reads
+
+    def reads(self) -> Reads:
+        """Return what ``explain_from`` reads from a shared pass; nothing where it runs the subject itself."""
+        return Reads()
+
     def layers(self) -> list[str]:
-        """Return the layers whose activations ``explain_from`` reads; none where it runs the subject itself."""
-        return []
+        """Return the layers whose activations ``explain_from`` reads."""
+        return list(self.reads().layers)
+
+    @property
+    def carries_network(self) -> bool:
+        """Whether it reads a network kept in the artifact instead of the model's weights."""
+        return False
+
+    def prepare(self, subject: Subject) -> None:
+        """Do once, before requests come, what would make the first of them slow."""
+        return  # most kinds have nothing to prepare
+
+    def network(self, subject: Subject) -> AbstractContextManager[Subject]:
+        """Give the network it carries as a subject that can be registered, while the context lasts."""
+        raise OptionError(f"register: kind {self.kind} makes no network of its own.")
+
+    # what it explains
 
     def explain_from(
         self,
@@ -103,30 +164,49 @@ class Explainer(ABC):
         Gives what ``explain`` gives, row by row, and without ``heatmaps`` may leave those out. A kind that does not
         read layers explains the rows of each target in one call.
         """
-        found: dict[int, Explanation] = {}
+        explanations: dict[int, Explanation] = {}
         for target in dict.fromkeys(targets):
             rows = [i for i, t in enumerate(targets) if t == target]
-            found.update(zip(rows, self.explain(subject, images[rows], target, **options), strict=True))
-        return [found[i] for i in range(len(targets))]
+            explanations.update(zip(rows, self.explain(subject, images[rows], target, **options), strict=True))
+        return [explanations[i] for i in range(len(targets))]
 
-    def _explain_by_passes(self, subject: Subject, images: Any, target: int | str | None) -> list[Explanation]:
-        """Explain by a pass of one's own per batch, for kinds that read layers."""
-        self._check(subject)
+    def explain_by_passes(self, subject: Subject, images: Any, target: int | str | None) -> list[Explanation]:
+        """Explain by one pass of the subject per batch and `explain_from`: what ``explain`` of most kinds does."""
+        self.check_subject(subject)
         asked = None if target is None else subject.class_index(target)
-        found: list[Explanation] = []
+        explanations: list[Explanation] = []
         for part in torch.split(subject.pixels(images), self.config.batch_size):
             with torch.no_grad():
                 logits, taken = subject.run(part, self.layers())
-            found.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
-        return found
+            explanations.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
+        return explanations
+
+    def explainable_classes(self) -> list[int] | None:
+        """Return the classes it was fitted for, by index; None: all of them."""
+        return None
 
     def can_explain(self, target: int) -> bool:
         """Whether there is an explanation of this class."""
-        return True
+        classes = self.explainable_classes()
+        return classes is None or target in classes
 
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor | None:
         """Return the logits (batch, classes) when the explanation stands in for the model; None: only the target's."""
         return None
+
+    def shortcomings(self) -> list[str]:
+        """Return, from the fit's metrics, why it does not stand in for the model; nothing where it does."""
+        return shortcomings(self.metrics)
+
+    def check_stands_in(self) -> None:
+        """Raise what is wrong and what to try when it does not stand in for the model."""
+        reasons = self.shortcomings()
+        if reasons:
+            raise WeakFitError(
+                f"{self.kind} {self.name or self.kind!r} does not stand in for the model and is not attached: "
+                f"{'; '.join(reasons)}. Try this: {self.remedy}; or attach it as it is (--attach-anyway, in Python "
+                "attach_anyway=True)."
+            )
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -144,14 +224,89 @@ class Explainer(ABC):
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Take back what ``tensors``, ``state`` and ``files`` gave."""
 
+    # its concepts
+
+    @property
+    def n_concepts(self) -> int:
+        """Number of concepts that can be named; 0 for a kind without a fixed list of them."""
+        return 0
+
+    @property
+    def gallery(self) -> Gallery | None:
+        """The images that show each concept best, when the kind keeps some."""
+        return None
+
+    @property
+    def contributions_by_class(self) -> Tensor | None:
+        """Mean contribution (concepts, classes) when the class is predicted, when the kind measures it."""
+        return None
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Concepts that fire together in the same places, as groups of their numbers; each alone where unknown."""
+        return [[k] for k in range(self.n_concepts)]
+
+    def concept_directions(self) -> Tensor | None:
+        """Return its concepts as directions (channels, concepts) of ``layer_``, where they are that."""
+        return None
+
+    def score_maps(self, subject: Subject, z: Tensor) -> Tensor:
+        """Return how strongly each concept is seen where, (batch, concepts, positions), from the layer's output."""
+        raise OptionError(f"concepts of kind {self.kind} have no score maps over a layer.")
+
     def label(self, index: int) -> str:
         """Return the name a person gave to a concept, or a plain one."""
         return self.labels.get(index, f"concept {index}")
 
-    def _fitted_to(self, subject: Subject, data: Data, layer: str | None) -> None:
-        self.layer_, self.subject_digest_, self.data_digest_ = layer, subject.digest, data.digest
+    def gallery_label(self, index: int) -> str:
+        """Return what the pictures at ``index`` of the gallery show."""
+        return self.label(index)
 
-    def _check(self, subject: Subject) -> None:
+    def rename(self, index: int, text: str) -> None:
+        """Give concept ``index`` a name; save the explainer to make a new revision of the artifact."""
+        n = self.n_concepts
+        if n == 0:
+            raise OptionError(f"label: the {self.kind} explainer {self.name!r} has no concepts that can be named.")
+        if not 0 <= index < n:
+            raise OptionError(
+                f"label: {self.name or self.kind} has concepts 0 to {n - 1}, got {index}; name one of these."
+            )
+        text = " ".join(text.split())
+        if not 1 <= len(text) <= LONGEST_LABEL or not text.isprintable():
+            raise OptionError(f"label: want a name of 1 to {LONGEST_LABEL} printable characters, got {len(text)}.")
+        self.labels[index] = text
+
+    # as pictures and text
+
+    def picture(self, index: int, shot: Shot, side: int = 96) -> Image:
+        """Return one picture of the gallery with its heatmap."""
+        from auditor.attribution.heatmap import overlay
+
+        return overlay(shot.crop.float() / 255, shot.heat.float() / 255, side=side, top=1.0)
+
+    def write_page(
+        self, subject: Subject, path: str | Path, explanation: Explanation | None = None, image: Tensor | None = None
+    ) -> Path:
+        """Write the page of its concepts to ``path`` (one of ``page_suffixes``) and return it.
+
+        Where ``page_shows_image``, an explanation and the image's pixels are drawn into it.
+        """
+        from auditor.explainers.concept_page import ConceptPage
+
+        return ConceptPage(self, subject).write(path)
+
+    def lines(self, explanation: Explanation) -> list[str]:
+        """Return what an explanation says beyond its table of concepts, as lines of text."""
+        return []
+
+    def record_fit(self, subject: Subject, data: Data, layer: str | None, images: FittedImages | None = None) -> None:
+        """Note what was fitted to, and which images of the data were used for what."""
+        self.layer_, self.subject_digest_, self.data_digest_ = layer, subject.digest, data.digest
+        self.fitted_images = images
+        self.fingerprints_ = None if images is None else _fingerprints(subject, data, images)
+
+    def check_subject(self, subject: Subject) -> None:
+        """Raise when it is not fitted yet, or was fitted to another model."""
         if self.subject_digest_ is None:
             raise OptionError(f"the {self.kind} explainer is not fitted yet; call fit first.")
         if subject.digest != self.subject_digest_:
@@ -161,7 +316,9 @@ class Explainer(ABC):
                 f"this model has {subject.digest[:12]}; fit it to this model."
             )
 
-    def _targets(self, subject: Subject, logits: Tensor, target: int | str | Sequence[int | None] | None) -> list[int]:
+    def targets_for(
+        self, subject: Subject, logits: Tensor, target: int | str | Sequence[int | None] | None
+    ) -> list[int]:
         """Return the class to explain per row: the one asked for, else the one fitted for, else the prediction."""
         asked = [target] * len(logits) if target is None or isinstance(target, (int, str)) else target
         default = self.config.target
@@ -186,7 +343,20 @@ class Explainer(ABC):
             "state": self.state(),
             "versions": _versions(),
         }
-        self.digest_ = write_artifact(folder, manifest, self.tensors(), self.files())
+        provider = _provider(type(self))
+        if provider is not None:  # where the package is missing, loading says what to install
+            manifest["provider"] = provider
+        tensors = self.tensors()
+        if any(name.startswith(PREFIX) for name in tensors):
+            raise ArtifactError(
+                f"kind {self.kind}: tensor names that begin with {PREFIX!r} are kept for the base class."
+            )
+        if self.fitted_images is not None:
+            manifest["fitted_images"] = self.fitted_images.to_json()
+            tensors = tensors | self.fitted_images.tensors()
+        if self.fingerprints_ is not None:
+            tensors = tensors | {FINGERPRINTS: torch.from_numpy(np.packbits(self.fingerprints_.numpy(), axis=1))}
+        self.digest_ = write_artifact(folder, manifest, tensors, self.files())
         return self.digest_
 
     @classmethod
@@ -198,7 +368,7 @@ class Explainer(ABC):
 
 def _restore(artifact: Artifact) -> Explainer:
     manifest = artifact.manifest
-    cls = explainer_class(manifest["kind"])
+    cls = explainer_class(manifest["kind"], manifest.get("provider"))
     retired = sorted(manifest["config"].keys() - cls.Config.model_fields.keys())
     if retired:  # the schema is not newer than ours, so these are options of an earlier release
         log.info("%s: options of an earlier release are left out: %s", cls.kind, ", ".join(retired))
@@ -209,35 +379,42 @@ def _restore(artifact: Artifact) -> Explainer:
     explainer.metrics = {k: float("nan") if v is None else float(v) for k, v in manifest["metrics"].items()}
     explainer.labels = {int(k): str(v) for k, v in manifest["labels"].items()}
     explainer.digest_ = artifact.digest
-    explainer.restore(artifact.tensors, manifest["state"], artifact.files)
+    of_kind = {name: tensor for name, tensor in artifact.tensors.items() if not name.startswith(PREFIX)}
+    if manifest.get("fitted_images") is not None:
+        explainer.fitted_images = FittedImages.restore(artifact.tensors, manifest["fitted_images"])
+    if FINGERPRINTS in artifact.tensors:
+        bits = np.unpackbits(artifact.tensors[FINGERPRINTS].numpy(), axis=1)
+        explainer.fingerprints_ = torch.from_numpy(bits.astype(bool))
+    explainer.restore(of_kind, manifest["state"], artifact.files)
     return explainer
 
 
-def explainer_class(kind: str) -> type[Explainer]:
-    """Look a kind up in the closed table.
+def _fingerprints(subject: Subject, data: Data, images: FittedImages) -> Tensor | None:
+    """Return the fingerprints of the images a fit depends on; None where broken images make their rows unsure."""
+    if len(images) != len(data) or data.skipped or not bool(images.used.any()):
+        return None
+    return fingerprints(data, subject, data.spaced(MOST, among=images.used))
 
-    >>> explainer_class("nmf").kind
-    'nmf'
+
+def explainer_class(kind: str, provider: Any = None) -> type[Explainer]:
+    """Return the class of an installed kind; ``provider`` is what a manifest says of the package that brings it.
+
+    >>> [explainer_class(kind).kind == kind for kind in available_kinds()[:2]]
+    [True, True]
     """
-    if kind not in KINDS:
-        raise ArtifactError(f"unknown explainer kind {kind!r}; the kinds are {', '.join(available_kinds())}.")
-    module, _, name = KINDS[kind].partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
+    entry = find_kind(kind, provider)
+    cls = entry.load()
+    if not (isinstance(cls, type) and issubclass(cls, Explainer)) or cls.kind != kind:
         raise ArtifactError(
-            f"kind {kind!r} is not part of this version of mlflow-auditor; it has {', '.join(available_kinds())}."
-        ) from None
-    assert isinstance(found, type)
-    assert issubclass(found, Explainer)
-    return found
+            f"kind {kind!r} of package {entry.package}: {entry.where} must be a subclass of auditor.Explainer whose "
+            f"kind is {kind!r}; report this to its authors."
+        )
+    return cls
 
 
 def available_kinds() -> list[str]:
-    """Return the kinds whose code is installed."""
-    return [kind for kind, where in KINDS.items() if importlib.util.find_spec(where.partition(":")[0]) is not None]
+    """Return the kinds that can be used here."""
+    return [kind.name for kind in installed_kinds()]
 
 
 def parse_config(cls: type[Explainer], options: Mapping[str, Any]) -> ExplainerConfig:
@@ -247,28 +424,36 @@ def parse_config(cls: type[Explainer], options: Mapping[str, Any]) -> ExplainerC
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
-        known = ", ".join(sorted(cls.Config.model_fields))
+        names = ", ".join(sorted(cls.Config.model_fields))
         if first["type"] == "extra_forbidden":
-            raise OptionError(f"{cls.kind}: unknown option {where!r}; the options are {known}.") from None
+            raise OptionError(f"{cls.kind}: unknown option {where!r}; the options are {names}.") from None
         raise OptionError(f"{cls.kind}: option {where!r}: {first['msg'].lower()}, got {first['input']!r}.") from None
 
 
 def fit(kind: str, subject: Subject, data: Data, *, progress: Progress = silent, **options: Any) -> Any:
     """Fit an explainer of a kind to a subject on data; options are those of the kind's configuration.
 
-    ``fit("nmf", subject, open_data("images.npz"), layer="layer3", rank=10, seed=0)``
+    ``fit(kind, subject, open_data("images.npz"), layer="layer3", seed=0)``; `auditor kinds` lists kinds and options.
     """
     explainer = explainer_class(kind)(**options)
     return explainer.fit(subject, data, progress)
 
 
+def _provider(cls: type[Explainer]) -> dict[str, str] | None:
+    """Return the package that brings the kind; nothing for ours, and for a class that no package has announced."""
+    try:
+        return find_kind(cls.kind).provider()
+    except AuditError:
+        return None
+
+
 def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": platform.python_version(), "torch": torch.__version__.partition("+")[0]}
+    versions = {"python": platform.python_version(), "torch": torch.__version__.partition("+")[0]}
     for package in ("mlflow-auditor", "numpy", "scikit-learn"):
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions

@@ -1,6 +1,7 @@
-"""One page per concept basis: top images with heatmaps, contribution by class, names; the latent space of ``coupled``.
+"""The page of a concept basis: top images with heatmaps, contribution by class and name of every concept.
 
 HTML is self-contained (pictures inside, no scripts, nothing loaded from elsewhere); PNG is one sheet of the same.
+A kind with more to show derives from `ConceptPage` and adds figures to a concept, or sections and rows to the end.
 """
 
 from __future__ import annotations
@@ -8,25 +9,20 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from auditor.attribution.heatmap import BLUE, RED, to_rgb
 from auditor.errors import OptionError
 from auditor.explainers.base import Explainer
-from auditor.explainers.gallery import Shot
-from auditor.attribution.heatmap import BLUE, RED, overlay, to_rgb
-from auditor.explainers.coupled.latent_space import distinctness, mask_of, neighbours
-from auditor.naming import concept_count
+from auditor.explainers.gallery import Gallery, Shot
 from auditor.subject.subject import Subject
-from auditor.explainers.tree.explainer import TreeExplainer
-from auditor.explainers.tree.page import write_tree_page
 
 SIDE = 96  # pixels of a picture on the page
+TEXT, GAP, TOP = 300, 10, 44  # pixels of the sheet's text column, between pictures, and of its heading
+INK = (30, 30, 30)
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1150px;padding:0 1em;color:#1e1e1e}
 h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .4em;border-top:1px solid #ddd;padding-top:.8em}
 .shots img{margin:0 4px 4px 0;border-radius:3px;image-rendering:pixelated}.pale{color:#777}
@@ -35,201 +31,157 @@ h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .4em;border-top:1px solid 
 figcaption{font-size:12px;color:#777;max-width:200px}td,th{padding:2px 10px;text-align:right}"""
 
 
-def write_page(explainer: Explainer, subject: Subject, path: str | Path) -> Path:
-    """Write the page of a fitted concept basis to ``path`` (.html or .png; a tree: .html or .svg) and return it."""
+class ConceptPage:
+    """The page of one explainer that has concepts and a gallery."""
+
+    def __init__(self, explainer: Explainer, subject: Subject) -> None:
+        if explainer.n_concepts == 0 or explainer.gallery is None:
+            raise OptionError(f"the {explainer.kind} explainer {explainer.name!r} has no concept basis to draw.")
+        self.explainer, self.subject = explainer, subject
+        self.gallery: Gallery = explainer.gallery
+
+    # what a kind may add
+
+    def figures(self, concept: int) -> list[tuple[Image.Image, str]]:
+        """Return captioned pictures that come before the top images of a concept."""
+        return []
+
+    def sections(self) -> list[str]:
+        """Return HTML that comes after the concepts."""
+        return []
+
+    def rows(self) -> list[tuple[str, list[Image.Image]]]:
+        """Return captioned rows of pictures that come after the concepts of the sheet."""
+        return []
+
+    # the page
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page to a name that ends in .html or .png and return its path."""
+        path = checked_suffix(path, self.explainer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() == ".png":
+            self.sheet().save(path)
+        else:
+            path.write_text(self.html(), encoding="utf-8")
+        return path
+
+    def html(self) -> str:
+        """Return the page as one HTML document."""
+        e, subject = self.explainer, self.subject
+        name = e.name or e.kind
+        model = f"{subject.name}/{subject.version}" if subject.name else f"digest {subject.digest[:12]}"
+        figures = ", ".join(f"{k} {v:.3g}" for k, v in sorted(e.metrics.items()) if "/" not in k)
+        parts = [
+            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escaped(name)}: concepts</title>",
+            f"<style>{STYLE}</style><h1>{e.n_concepts} concepts of {escaped(model)}, layer {escaped(e.layer_ or '')}"
+            f"</h1><p class='pale'>explainer {escaped(name)} of kind {escaped(e.kind)}; {escaped(figures)}</p>",
+            *(part for number, group in enumerate(e.groups) for part in self._group(number, group)),
+            *self.sections(),
+        ]
+        return "\n".join(parts) + "</html>\n"
+
+    def sheet(self) -> Image.Image:
+        """Return the same rows as one picture: name and classes on the left, the top images on the right."""
+        e, rows = self.explainer, self.rows()
+        order = [(number, k) for number, group in enumerate(e.groups) for k in group]
+        tiles = [self._tiles(k) for _, k in order]
+        widths = [TEXT + (SIDE + GAP) * max(self.gallery.n_top, *map(len, tiles))]
+        widths += [GAP + sum(p.width + GAP for p in pictures) for _, pictures in rows]
+        below = sum(max(p.height for p in pictures) + 44 for _, pictures in rows)
+        sheet = Image.new("RGB", (max(widths), TOP + e.n_concepts * (SIDE + GAP) + below), (255, 255, 255))
+        draw = ImageDraw.Draw(sheet)
+        font, small = ImageFont.load_default(16), ImageFont.load_default(12)
+        draw.text((GAP, 12), f"{e.name or e.kind}: {e.n_concepts} concepts of layer {e.layer_}", INK, font)
+        y = TOP
+        for (number, k), pictures in zip(order, tiles, strict=True):
+            draw.text((GAP, y), f"{k}. {e.label(k)[:34]}", INK, font)
+            if len(e.groups[number]) > 1:
+                draw.text((GAP, y + 24 + 16 * 3), f"group {number}", INK, small)
+            for line, (c, value) in enumerate(self._top_classes(k, 3)):
+                text = f"{value:+.3f}  {self.subject.class_names[c][:30]}"
+                draw.text((GAP, y + 24 + 16 * line), text, RED if value >= 0 else BLUE, small)
+            for column, tile in enumerate(pictures):
+                sheet.paste(tile, (TEXT + column * (SIDE + GAP), y))
+            y += SIDE + GAP
+        for caption, pictures in rows:
+            draw.text((GAP, y + 16), caption, INK, small)
+            x = GAP
+            for tile in pictures:
+                sheet.paste(tile, (x, y + 36))
+                x += tile.width + GAP
+            y += max(p.height for p in pictures) + 44
+        return sheet
+
+    def _group(self, number: int, group: list[int]) -> list[str]:
+        """Return the concepts of a group, under one heading where there are several."""
+        head = f"Group {number}: concepts {', '.join(map(str, group))} fire together in the same places"
+        return [*([f"<h2 class='group'>{head}</h2>"] if len(group) > 1 else []), *map(self._concept, group)]
+
+    def _concept(self, k: int) -> str:
+        shots = "".join(img(self.explainer.picture(k, s, SIDE), self._caption(s)) for s in self.gallery.shots[k])
+        return (
+            f"<section id='concept-{k}'><h2>{k}. {escaped(self.explainer.label(k))}</h2>"
+            + "".join(figure(picture, text) for picture, text in self.figures(k))
+            + f"<div class='shots'>{shots or 'no image shows it'}</div>{self._bars(k)}</section>"
+        )
+
+    def _tiles(self, k: int) -> list[Image.Image]:
+        shots = [self.explainer.picture(k, shot, SIDE) for shot in self.gallery.shots[k]]
+        return [picture for picture, _ in self.figures(k)] + shots
+
+    def _top_classes(self, k: int, most: int) -> list[tuple[int, float]]:
+        """Return the classes to which a concept contributes most, with its mean contribution."""
+        by_class = self.explainer.contributions_by_class
+        if by_class is None:
+            return []
+        order = by_class[k].abs().argsort(descending=True, stable=True)[:most].tolist()
+        return [(c, float(by_class[k, c])) for c in order]
+
+    def _bars(self, k: int, most: int = 5) -> str:
+        values = self._top_classes(k, most)
+        top = max([1e-12, *(abs(v) for _, v in values)])
+        cells = "".join(
+            f"<span>{escaped(self.subject.class_names[c][:24])}</span><span class='bar' style='width:"
+            f"{100 * abs(v) / top:.1f}%;background:rgb{RED if v >= 0 else BLUE}'></span><span>{v:+.3f}</span>"
+            for c, v in values
+        )
+        return f"<div class='bars'>{cells}</div>"
+
+    def _caption(self, shot: Shot) -> str:
+        label = self.gallery.label_of(shot, self.subject.class_names)
+        return f"{shot.id}{f' ({label})' if label else ''}, score {shot.score:.3g}"
+
+
+def checked_suffix(path: str | Path, explainer: Explainer) -> Path:
+    """Return the path when the explainer can write a page of its suffix."""
     path = Path(path)
-    if isinstance(explainer, TreeExplainer):
-        if path.suffix.lower() not in (".html", ".svg"):
-            raise OptionError(f"page {path}: a tree is drawn to a name that ends in .html or .svg.")
-        return write_tree_page(explainer, path)
-    if path.suffix.lower() not in (".html", ".png"):
-        raise OptionError(f"page {path}: want a name that ends in .html or .png.")
-    if concept_count(explainer) == 0 or not hasattr(explainer, "gallery_"):
-        raise OptionError(f"the {explainer.kind} explainer {explainer.name!r} has no concept basis to draw.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".png":
-        _sheet(explainer, subject).save(path)
-    else:
-        path.write_text(page_html(explainer, subject), encoding="utf-8")
+    if path.suffix.lower() not in explainer.page_suffixes:
+        raise OptionError(
+            f"page {path}: the page of kind {explainer.kind} goes to a name that ends in "
+            f"{' or '.join(explainer.page_suffixes)}."
+        )
     return path
 
 
-def page_html(explainer: Any, subject: Subject) -> str:
-    """Return the page as one HTML document."""
-    name, n = explainer.name or explainer.kind, concept_count(explainer)
-    model = f"{subject.name}/{subject.version}" if subject.name else f"digest {subject.digest[:12]}"
-    parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_esc(name)}: concepts</title>",
-        f"<style>{STYLE}</style><h1>{n} concepts of {_esc(model)}, layer {_esc(explainer.layer_ or '')}</h1>",
-        f"<p class='pale'>explainer {_esc(name)} of kind {_esc(explainer.kind)}; "
-        + _esc(", ".join(f"{k} {v:.3g}" for k, v in sorted(explainer.metrics.items()) if "/" not in k))
-        + "</p>",
-    ]
-    for k in range(n):
-        parts.append(f"<section id='concept-{k}'><h2>{k}. {_esc(explainer.label(k))}</h2>")
-        if explainer.kind == "coupled" and explainer.latent_image(k).numel():
-            parts.append(_figure(_latent_picture(explainer.latent_image(k)), "latent image"))
-        shots = "".join(_img(_picture(explainer, k, s), _caption(s, subject)) for s in explainer.gallery_.shots[k])
-        parts.append(f"<div class='shots'>{shots or 'no image shows it'}</div>{_bars(explainer.by_class_[k], subject)}")
-        parts.append("</section>")
-    if explainer.kind == "coupled":
-        parts += _latent_sections(explainer, subject)
-    return "\n".join(parts) + "</html>\n"
-
-
-def _picture(explainer: Any, k: int, shot: Shot) -> Image.Image:
-    """Return a shot with its heatmap; for ``coupled`` with the mask of the latent image."""
-    crop = shot.crop.float() / 255
-    if explainer.kind == "coupled":
-        latent = explainer.latent_image(k)
-        heat = mask_of(latent.mean(0)).float() if latent.numel() else torch.zeros(1, 1)
-        return overlay(crop, heat, side=SIDE, top=1.6)
-    return overlay(crop, shot.heat.float() / 255, side=SIDE, top=1.0)
-
-
-def _latent_sections(explainer: Any, subject: Subject) -> list[str]:
-    parts = ["<h2>How distinct the concepts are in each layer</h2>"]
-    for block, basis in zip(explainer.blocks_, explainer.P_, strict=True):
-        if block.layer is not None:
-            seen = distinctness(basis)
-            text = f"{block.name}: top eigenvalues {seen.top_mean:.2f}, off-diagonal {seen.off_diagonal:.2f}"
-            parts.append(_figure(_matrix(seen.cosines), text))
-    table = {k.partition("/")[2]: v for k, v in explainer.metrics.items() if k.startswith("cka_lambda/")}
-    if table:
-        cells = "".join(f"<tr><td>{_esc(k)}</td><td>{v:.3f}</td></tr>" for k, v in sorted(table.items(), reverse=True))
-        parts.append(
-            f"<h2>CKA of the latent when its penalty is scaled</h2><table><tr><th>by<th>CKA</tr>{cells}</table>"
-        )
-    parts.append(
-        "<h2>TCAV: share of a class's images whose logit rises with the concept</h2>" + _tcav(explainer, subject)
-    )
-    parts.append("<h2>Neighbours in the latent space</h2>")
-    for i in _examples(explainer.labels_):
-        near = neighbours(explainer.F_[:, i], explainer.F_, 10, skip=i)
-        strongest = max(range(len(near.concepts)), key=near.concepts.__getitem__)
-        row = _img(_small(explainer.thumbs_[i]), explainer.ids_[i]) + " → "
-        row += "".join(_img(_small(explainer.thumbs_[j]), explainer.ids_[j]) for j in near.index)
-        text = f"{near.concepts[strongest]:.0%} of them: {explainer.label(strongest)}"
-        parts.append(f"<div class='shots'>{row} <span class='pale'>{_esc(text)}</span></div>")
-    return parts
-
-
-def _examples(labels: Tensor, most: int = 8) -> list[int]:
-    """Return the first example of each of a few classes, or just the first ones."""
-    found = [int((labels == c).nonzero()[0, 0]) for c in sorted(set(labels.tolist())) if c >= 0][:most]
-    return found or list(range(min(most, labels.numel())))
-
-
-def _tcav(explainer: Any, subject: Subject) -> str:
-    shown = [c for c in range(subject.n_classes) if not bool(explainer.tcav_[:, c].isnan().all())][:20]
-    head = "".join(f"<th>{_esc(subject.class_names[c][:14])}</th>" for c in shown)
-    rows = "".join(
-        f"<tr><td>{_esc(explainer.label(k))}</td>" + "".join(f"<td>{float(row[c]):.2f}</td>" for c in shown) + "</tr>"
-        for k, row in enumerate(explainer.tcav_)
-    )
-    return f"<table><tr><th></th>{head}</tr>{rows}</table>"
-
-
-def _bars(values: Tensor, subject: Subject, most: int = 5) -> str:
-    order = values.abs().argsort(descending=True, stable=True)[:most].tolist()
-    top = max(float(values.abs().max()), 1e-12)
-    cells = []
-    for c in order:
-        v = float(values[c])
-        colour = f"rgb{RED if v >= 0 else BLUE}"
-        width = 100 * abs(v) / top
-        cells.append(
-            f"<span>{_esc(subject.class_names[c][:24])}</span>"
-            f"<span class='bar' style='width:{width:.1f}%;background:{colour}'></span><span>{v:+.3f}</span>"
-        )
-    return f"<div class='bars'>{''.join(cells)}</div>"
-
-
-def _caption(shot: Shot, subject: Subject) -> str:
-    known = 0 <= shot.label < subject.n_classes
-    return f"{shot.id}{' (' + subject.class_names[shot.label] + ')' if known else ''}, score {shot.score:.3g}"
-
-
-def _matrix(C: Tensor) -> Image.Image:
-    grey = 255 - (C.clamp(0, 1) * 255).round().to(torch.uint8)
-    return Image.fromarray(grey.numpy()).resize((160, 160), Image.Resampling.NEAREST).convert("RGB")
-
-
-def _latent_picture(latent: Tensor) -> Image.Image:
-    top = float(latent.max())
-    return _sized(latent / top if top > 0 else latent, SIDE)
-
-
-def _small(thumb: Tensor) -> Image.Image:
-    return _sized(thumb.float() / 255, 48)
-
-
-def _sized(image: Tensor, side: int) -> Image.Image:
+def sized(image: Tensor, side: int) -> Image.Image:
+    """Return pixels (channels, height, width) in [0, 1] as a square picture."""
     return Image.fromarray(to_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
 
 
-def _figure(picture: Image.Image, text: str) -> str:
-    return f"<figure>{_img(picture, text)}<figcaption>{_esc(text)}</figcaption></figure>"
+def figure(picture: Image.Image, text: str) -> str:
+    """Return a picture with a caption as HTML."""
+    return f"<figure>{img(picture, text)}<figcaption>{escaped(text)}</figcaption></figure>"
 
 
-def _img(picture: Image.Image, text: str) -> str:
+def img(picture: Image.Image, text: str) -> str:
+    """Return a picture as HTML that holds its bytes."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return f"<img alt='{_esc(text)}' title='{_esc(text)}' src='{source}'>"
+    return f"<img alt='{escaped(text)}' title='{escaped(text)}' src='{source}'>"
 
 
-def _esc(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text that cannot end an attribute or begin a tag."""
     return html.escape(text, quote=True)
-
-
-def _sheet(explainer: Any, subject: Subject) -> Image.Image:
-    """Return the same rows as one picture: name and classes on the left, the top images on the right."""
-    n, n_top, text, gap = concept_count(explainer), explainer.gallery_.n_top, 300, 10
-    latent = _latent_rows(explainer) if explainer.kind == "coupled" else []
-    below = sum(max(p.height for p in row) + 44 for _, row in latent)
-    width = text + (SIDE + gap) * (n_top + (explainer.kind == "coupled"))
-    width = max([width, *(gap + sum(p.width + gap for p in row) for _, row in latent)])
-    picture = Image.new("RGB", (width, 44 + n * (SIDE + gap) + below), (255, 255, 255))
-    draw = ImageDraw.Draw(picture)
-    font, small = ImageFont.load_default(16), ImageFont.load_default(12)
-    draw.text(
-        (gap, 12), f"{explainer.name or explainer.kind}: {n} concepts of layer {explainer.layer_}", (30, 30, 30), font
-    )
-    for k in range(n):
-        y = 44 + k * (SIDE + gap)
-        draw.text((gap, y), f"{k}. {explainer.label(k)[:34]}", (30, 30, 30), font)
-        values = explainer.by_class_[k]
-        for row, c in enumerate(values.abs().argsort(descending=True, stable=True)[:3].tolist()):
-            colour = RED if float(values[c]) >= 0 else BLUE
-            draw.text(
-                (gap, y + 24 + 16 * row), f"{float(values[c]):+.3f}  {subject.class_names[c][:30]}", colour, small
-            )
-        tiles: Sequence[Image.Image] = [_picture(explainer, k, shot) for shot in explainer.gallery_.shots[k]]
-        if explainer.kind == "coupled" and explainer.latent_image(k).numel():
-            tiles = [_latent_picture(explainer.latent_image(k)), *tiles]
-        for column, tile in enumerate(tiles):
-            picture.paste(tile, (text + column * (SIDE + gap), y))
-    y = 44 + n * (SIDE + gap)
-    for caption, pictures in latent:
-        draw.text((gap, y + 16), caption, (30, 30, 30), small)
-        x = gap
-        for tile in pictures:
-            picture.paste(tile, (x, y + 36))
-            x += tile.width + gap
-        y += max(p.height for p in pictures) + 44
-    return picture
-
-
-def _latent_rows(explainer: Any) -> list[tuple[str, list[Image.Image]]]:
-    """Return captioned rows of pictures: how distinct the concepts are in each layer, and neighbours of examples."""
-    layers = [(b, p) for b, p in zip(explainer.blocks_, explainer.P_, strict=True) if b.layer is not None]
-    seen = [distinctness(p) for _, p in layers]
-    said = [f"{b.name} (off-diagonal {d.off_diagonal:.2f})" for (b, _), d in zip(layers, seen, strict=True)]
-    rows = [(f"cosines between the concepts in {', '.join(said)}", [_matrix(d.cosines) for d in seen])] if seen else []
-    for i in _examples(explainer.labels_):
-        near = neighbours(explainer.F_[:, i], explainer.F_, 10, skip=i)
-        strongest = max(range(len(near.concepts)), key=near.concepts.__getitem__)
-        text = f"{explainer.ids_[i]} and its neighbours; {near.concepts[strongest]:.0%} of them: "
-        rows.append((text + explainer.label(strongest), [_small(explainer.thumbs_[j]) for j in (i, *near.index)]))
-    return rows

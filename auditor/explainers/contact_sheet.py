@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from auditor.explainers.explanation import Explanation
 from auditor.attribution.heatmap import BLUE, RED, overlay
+from auditor.explainers.explanation import Explanation
 
 INK, PAPER, PALE = (30, 30, 30), (255, 255, 255), (120, 120, 120)
 
@@ -34,8 +34,7 @@ def contact_sheet(
         sheet.paste(_bright(images[row], side, picture.size), (gap, top))
         p, t = explanation.prediction, explanation.target
         draw.text((gap, top + side + 2), f"{_short(p.label)}  {p.probability:.0%}", INK, font)
-        what = "tree's value" if explanation.kind == "tree" else "logit"
-        total = f"{what} {_short(t.label, 8)} = {explanation.target_value:.2f}"
+        total = f"{explanation.target_value_of} {_short(t.label, 8)} = {explanation.target_value:.2f}"
         draw.text((gap, top + side + 20), total, PALE, small)
         ranked = explanation.ranked()[:n_concepts]
         for column, concept in enumerate(ranked):

@@ -5,7 +5,7 @@ by t from 0 to 1 walks from the empty activation to the reconstruction, and conc
 
     c_k = integral_0^1  sum_p S_kp (W^T g(t W S))_kp dt,      g = gradient of the target logit at the layer,
 
-which is integrated gradients (Sundararajan et al. 2017) in concept coordinates. Then
+which is integrated gradients [IntegratedGradients] in concept coordinates. Then
 
     logit(0) + sum_k c_k + (logit(z) - logit(W S)) = logit(z)
     bias       contributions   residual
@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from auditor.network.above_layer import above_layer_of, values_from
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
-from auditor.network.above_layer import tail_of, values_from
 
 MAX_POINTS = 64
 MAX_ROWS, MAX_NUMBERS = 64, 8_000_000  # rows, and numbers at the layer, that go through the network at once
@@ -52,38 +52,40 @@ def contributions(
     """
     index = torch.tensor(targets, device=z.device)
     z_hat = W @ S  # (batch, channels, positions)
-    above, tail = values_from(subject, layer), tail_of(subject, layer)
+    logits_from, above = values_from(subject, layer), above_layer_of(subject, layer)
 
     def value(positions: Tensor, like: Tensor) -> Tensor:
-        return above(layout.from_positions(positions, like))
+        return logits_from(layout.from_positions(positions, like))
 
-    is_own = layout.name == "tokens"  # the class token stays, so the empty activation differs from image to image
+    has_class_token = layout.name == "tokens"  # it stays, so the empty activation differs from image to image
     with torch.no_grad():
         logits_hat = value(z_hat, z)
         f_hat = logits_hat.gather(1, index[:, None])[:, 0].double()
-        at_zero = value(torch.zeros_like(z_hat), z) if tail is None or is_own else tail.at_zero(z).expand(len(z), -1)
+        if above is None or has_class_token:
+            at_zero = value(torch.zeros_like(z_hat), z)
+        else:
+            at_zero = above.at_zero(z).expand(len(z), -1)
         bias = at_zero.gather(1, index[:, None])[:, 0].double()
     f = logits.gather(1, index[:, None])[:, 0].double()
-    found = torch.zeros(S.shape[0], S.shape[1], dtype=torch.float64, device=z.device)
-    open_ = torch.ones(S.shape[0], dtype=torch.bool, device=z.device)
+    tolerance = TOLERANCE * f.abs().clamp_min(1.0)
+    c = torch.zeros(S.shape[0], S.shape[1], dtype=torch.float64, device=z.device)
+    unfinished = torch.ones(S.shape[0], dtype=torch.bool, device=z.device)
     error = torch.zeros_like(f)
-    if tail is not None and tail.is_affine and not is_own:
-        slopes = torch.cat([layout.to_positions(tail.slope(k, z)) for k in targets])  # (batch, channels, positions)
-        found = (S * (W.T @ slopes)).sum(-1).double()
-        error = f_hat - bias - found.sum(1)
-        open_ = error.abs() > TOLERANCE * f.abs().clamp_min(1.0)  # none, unless the tail bends where it was not tried
-    n = 1
-    while bool(open_.any()):
-        rows = open_.nonzero()[:, 0]
-        found[rows] = _midpoint(value, z[rows], z_hat[rows], W, S[rows], index[rows], n)
-        error[rows] = (f_hat - bias - found.sum(1))[rows]
-        open_ = open_ & (error.abs() > TOLERANCE * f.abs().clamp_min(1.0))
-        n *= 2
-        if n > MAX_POINTS:
-            break
-    weight = found.abs() + 1e-12
-    found = found + error[:, None] * weight / weight.sum(1, keepdim=True)
-    return Contributions(bias, found, f - f_hat, error.abs(), logits_hat)
+    if above is not None and above.is_affine and not has_class_token:
+        slopes = torch.cat([layout.to_positions(above.slope(k, z)) for k in targets])  # (batch, channels, positions)
+        c = (S * (W.T @ slopes)).sum(-1).double()
+        error = f_hat - bias - c.sum(1)
+        unfinished = error.abs() > tolerance  # none, unless the part above bends where it was not tried
+    n_points = 1
+    while bool(unfinished.any()) and n_points <= MAX_POINTS:
+        rows = unfinished.nonzero()[:, 0]
+        c[rows] = _midpoint(value, z[rows], z_hat[rows], W, S[rows], index[rows], n_points)
+        error[rows] = (f_hat - bias - c.sum(1))[rows]
+        unfinished = unfinished & (error.abs() > tolerance)
+        n_points *= 2
+    weight = c.abs() + 1e-12
+    c = c + error[:, None] * weight / weight.sum(1, keepdim=True)
+    return Contributions(bias, c, f - f_hat, error.abs(), logits_hat)
 
 
 def _midpoint(

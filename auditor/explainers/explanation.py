@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from auditor.subject.outputs import Output
+from auditor.subject.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,18 @@ class Concept:
     heatmap: Tensor | None = None
     note: str = ""
 
+    @property
+    def strength(self) -> float:
+        """How much it counts, by which concepts are ranked: |contribution|, or |activation| where there is none."""
+        return abs(self.activation if self.contribution is None else self.contribution)
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What one explainer says of one image: ``bias + sum(contributions) + residual == target_value``.
 
-    ``target_value`` is the model's own target logit (for a tree: the tree's value for the class). ``extra`` holds what
-    a kind has beyond that, ready for JSON.
+    ``target_value`` is the model's own target logit, or what ``target_value_of`` says. ``extra`` holds what a kind has
+    beyond that, ready for JSON.
     """
 
     kind: str
@@ -53,6 +61,7 @@ class Explanation:
     residual: float | None = None
     name: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    target_value_of: str = "logit"
 
     def gap(self) -> float:
         """Return ``|bias + sum(contributions) + residual - target_value| / max(1, |target_value|)``."""
@@ -63,7 +72,7 @@ class Explanation:
 
     def ranked(self) -> list[Concept]:
         """Return the concepts, the strongest contribution of either sign first."""
-        return sorted(self.concepts, key=lambda c: -abs(c.contribution if c.contribution is not None else c.activation))
+        return sorted(self.concepts, key=lambda c: -c.strength)
 
     def to_json(self, heatmaps: bool = True) -> dict[str, Any]:
         """Return plain Python for JSON, heatmaps as nested lists of floats."""
@@ -91,11 +100,16 @@ class Explanation:
 
 
 def class_scores(
-    logits: Tensor, names: tuple[str, ...], targets: list[int]
+    logits: Tensor, subject: Subject | Sequence[str], targets: list[int]
 ) -> tuple[list[ClassScore], list[ClassScore]]:
-    """Return prediction and target of every row of ``logits`` (batch, classes)."""
-    scores = logits.double()
-    probabilities = torch.sigmoid(scores) if scores.shape[1] == 1 else torch.softmax(scores, dim=1)
+    """Return prediction and target of every row of ``logits`` (batch, classes).
+
+    Kinds of other packages may still give the class names alone, as before; then probabilities sum to one.
+    """
+    if isinstance(subject, Subject):
+        probabilities, names = subject.probabilities(logits), subject.class_names
+    else:
+        probabilities, names = Output().probabilities(logits), tuple(subject)
 
     def score(row: int, index: int) -> ClassScore:
         return ClassScore(index, names[index], float(probabilities[row, index]), float(logits[row, index]))

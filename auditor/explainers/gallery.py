@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +28,24 @@ class Shot:
 
 
 class Gallery:
-    """The top images of each concept, kept while batches stream by."""
+    """The top images of each concept, kept while batches stream by.
 
-    def __init__(self, n_concepts: int, n_top: int, grid: tuple[int, int]) -> None:
+    ``label_names`` are the names of the data's labels where these are no classes of the model.
+    """
+
+    def __init__(
+        self, n_concepts: int, n_top: int, grid: tuple[int, int], label_names: Sequence[str] | None = None
+    ) -> None:
         self.n_top, self.grid = n_top, grid
+        self.label_names = None if label_names is None else tuple(label_names)
         self.shots: list[list[Shot]] = [[] for _ in range(n_concepts)]
 
     def offer(self, batch: Batch, scores: Tensor) -> None:
         """Look at a batch with scores (batch, concepts, positions) and keep what beats the present top."""
         peak, where = scores.max(-1)  # (batch, concepts)
-        for k, kept in enumerate(self.shots):
-            floor = kept[-1].score if len(kept) == self.n_top else 0.0
+        labels = batch.labels if self.label_names is None else batch.source_labels
+        for k, shots in enumerate(self.shots):
+            floor = shots[-1].score if len(shots) == self.n_top else 0.0
             order = peak[:, k].argsort(descending=True, stable=True)[: self.n_top]
             for i in order.tolist():
                 score = float(peak[i, k])
@@ -46,19 +54,24 @@ class Gallery:
                 box = self._box(int(where[i, k]), min(batch.images[i].shape[1:]))
                 crop = _cut(batch.images[i], box)
                 heat = self._heat(scores[i, k], box)
-                kept.append(Shot(batch.ids[i], int(batch.labels[i]), score, box, crop, heat))
-            kept.sort(key=lambda shot: -shot.score)  # stable: earlier images win ties
-            del kept[self.n_top :]
+                shots.append(Shot(batch.ids[i], int(labels[i]), score, box, crop, heat))
+            shots.sort(key=lambda shot: -shot.score)  # stable: earlier images win ties
+            del shots[self.n_top :]
 
     def reordered(self, order: list[int]) -> Gallery:
         """Return the gallery with its concepts in another order."""
-        out = Gallery(len(order), self.n_top, self.grid)
+        out = Gallery(len(order), self.n_top, self.grid, self.label_names)
         out.shots = [self.shots[k] for k in order]
         return out
 
+    def label_of(self, shot: Shot, class_names: Sequence[str]) -> str:
+        """Return the label of an image: the data's own name of it, else the model's class; empty without label."""
+        names = class_names if self.label_names is None else self.label_names
+        return names[shot.label] if 0 <= shot.label < len(names) else ""
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all crops in one tensor, and their heat in another."""
-        shots = [shot for kept in self.shots for shot in kept]
+        shots = [shot for row in self.shots for shot in row]
         if not shots:
             none = torch.zeros(0, 1, CROP, CROP, dtype=torch.uint8)
             return {"crops": none, "crop_heat": none[:, 0]}
@@ -67,19 +80,21 @@ class Gallery:
     def captions(self) -> dict[str, Any]:
         """Return all that is not pixels, ready for JSON."""
         rows = [
-            [{"id": s.id, "label": s.label, "score": s.score, "box": list(s.box)} for s in kept] for kept in self.shots
+            [{"id": s.id, "label": s.label, "score": s.score, "box": list(s.box)} for s in row] for row in self.shots
         ]
-        return {"n_top": self.n_top, "grid": list(self.grid), "shots": rows}
+        names = {} if self.label_names is None else {"label_names": list(self.label_names)}
+        return {"n_top": self.n_top, "grid": list(self.grid), "shots": rows, **names}
 
     @classmethod
     def restore(cls, tensors: dict[str, Tensor], captions: dict[str, Any]) -> Gallery:
         """Put a stored gallery together again."""
         rows: list[list[dict[str, Any]]] = captions["shots"]
-        out = cls(len(rows), int(captions["n_top"]), (captions["grid"][0], captions["grid"][1]))
+        grid = (captions["grid"][0], captions["grid"][1])
+        out = cls(len(rows), int(captions["n_top"]), grid, captions.get("label_names"))
         crops, heats = iter(tensors["crops"]), iter(tensors["crop_heat"])
         out.shots = [
-            [Shot(r["id"], r["label"], r["score"], tuple(r["box"]), next(crops), next(heats)) for r in kept]
-            for kept in rows
+            [Shot(r["id"], r["label"], r["score"], tuple(r["box"]), next(crops), next(heats)) for r in row]
+            for row in rows
         ]
         return out
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from auditor.data.source import Batch, Data
 from auditor.errors import NumericsError
-from auditor.explainers.base import Progress
+from auditor.progress import Progress
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -59,25 +59,24 @@ def harvest(
     layer: str,
     *,
     batch_size: int,
-    every: int,
     progress: Progress,
-) -> Iterator[tuple[Batch, Tensor, Tensor, Tensor]]:
-    """Yield batch, held-out mask, logits and activations; NaN and infinite activations are an error."""
+) -> Iterator[tuple[Batch, slice, Tensor, Tensor]]:
+    """Yield batch, its rows of the data, logits and activations; NaN and infinite activations are an error."""
     start, total = 0, len(data)
     with torch.no_grad():
         for batch in data.batches(subject, batch_size):
-            logits, found = subject.run(batch.images, [layer])
-            z = found[layer]
+            logits, activations = subject.run(batch.images, [layer])
+            z = activations[layer]
             bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
             if bad:
                 raise NumericsError(
                     f"layer {layer!r}: {bad} of {len(batch)} images give NaN or infinite activations (batch that "
-                    f"starts with {batch.ids[0]}); mend the model or its preprocessing first."
+                    f"starts with {batch.ids[0]}); correct the model or its preprocessing first."
                 )
-            held = torch.arange(start, start + len(batch)) % every == every - 1
-            start += len(batch)
+            rows = slice(start, start + len(batch))
+            start = rows.stop
             progress("reading activations", start, total)
-            yield batch, held, logits, z
+            yield batch, rows, logits, z
 
 
 def as_columns(layout: Layout, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One ONNX graph of a subject and what its explainers read: logits, layers and x-features of pixels, any batch.
+"""One ONNX graph of a subject and what its explainers read: logits, layers and further outputs of pixels, any batch.
 
 The graph is checked against torch before anybody may use it. ONNX Runtime runs it in a fraction of eager torch's time.
 
@@ -11,29 +11,24 @@ worst condition number, where the kernel knows per position when it is done, and
 
 from __future__ import annotations
 
-import itertools
 import logging
-import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from auditor.network.aten_graph import AtenGraph, Values, call
 from auditor.errors import ArtifactError, ModelError, OptionError
-from auditor.explainers.base import Explainer
+from auditor.explainers.base import Explainer, FurtherOutput
+from auditor.network.aten_graph import AtenGraph, graph_of
+from auditor.network.graph_module import GraphModule
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
-from auditor.explainers.xnn.heads import XHeads
-from auditor.explainers.xnn.explainer import XnnExplainer
 
 log = logging.getLogger(__name__)
 
 NEEDED = "needs ONNX; install it with: pip install 'mlflow-auditor[onnx]'."
-MAX_FEATURES = 16_384  # x-features of all classes per image: beyond that the head of the one class is cheaper
 TOLERANCE = 1e-3  # of the largest value: float32 sums in another order
 CHECKED = (1, 2, 5)  # batch sizes tried
 
@@ -44,7 +39,7 @@ class OnnxGraph:
 
     content: bytes
     layers: tuple[str, ...]
-    features: Mapping[str, str]  # explainer name -> digest of its heads, whose x-features are outputs
+    features: Mapping[str, str]  # explainer name -> key of the further output it reads
     worst: float
 
     @property
@@ -63,41 +58,28 @@ def output_names(n_layers: int, n_features: int) -> list[str]:
 
 
 class _Bundle(nn.Module):
-    """Pixels in; logits, layers and x-features out."""
+    """Pixels in; logits, layers and further outputs out."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, subject: Subject, graph: AtenGraph, layers: list[str], heads: list[XnnExplainer]) -> None:
+    def __init__(self, subject: Subject, graph: AtenGraph, layers: list[str], outputs: Sequence[FurtherOutput]) -> None:
         super().__init__()
-        self.graph, self.layers = graph, layers
-        self.nodes = [graph.layer(name) for name in layers]
-        needed = set().union(*(graph.before(node) for node in [graph.output, *self.nodes]))
-        self.steps = [node for node in graph.steps if node in needed]
-        self.names = {node: f"constant_{i}" for i, node in enumerate(graph.constants)}
-        for node, name in self.names.items():
-            self.register_buffer(name, graph.constants[node])
+        self.layers = layers
+        self.body = GraphModule(graph, [graph.output, *(graph.layer(name) for name in layers)])
         c = subject.input_shape[0]
         self.register_buffer("mean", torch.tensor(subject.preprocessing.mean).view(1, c, 1, 1))
         self.register_buffer("std", torch.tensor(subject.preprocessing.std).view(1, c, 1, 1))
-        self.head_layers = [layers.index(str(e.layer_)) for e in heads]
-        self.layouts = [e.layout_ for e in heads]
-        self.heads = nn.ModuleList(e.heads_ for e in heads)
+        self.read_from = [output.layer for output in outputs]
+        self.outputs = nn.ModuleList(output.module(subject) for output in outputs)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        from auditor.explainers.xnn.explainer import _channels_first
-
-        values: Values = {self.graph.input: (x - self.mean) / self.std}
-        values.update({node: getattr(self, name) for node, name in self.names.items()})
-        for node in self.steps:
-            values[node] = call(node, values.__getitem__)
-        logits = values[self.graph.output]
-        layers = [values[node] for node in self.nodes]
-        features = []
-        for head, at, layout in zip(self.heads, self.head_layers, self.layouts, strict=True):
-            assert isinstance(head, XHeads)
-            features.append(_encode(head, _channels_first(layers[at], layout)).transpose(0, 1))  # the batch first
-        return (logits, *layers, *features)
+        normalised = (x - self.mean) / self.std
+        logits, *activations = self.body(normalised)
+        values: dict[str | None, Tensor] = dict(zip(self.layers, activations, strict=True))
+        values[None] = normalised
+        further = [module(values[layer]) for module, layer in zip(self.outputs, self.read_from, strict=True)]
+        return (logits, *activations, *further)
 
 
 def check_can_export() -> None:
@@ -120,28 +102,37 @@ def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxG
             "any number; log the model with an example of two images."
         )
     layers = sorted({layer for e in explainers.values() for layer in e.layers()})
-    heads = {name: e for name, e in explainers.items() if isinstance(e, XnnExplainer) and _is_small(e)}
+    outputs = further_outputs(explainers)
     example = torch.rand(3, *subject.input_shape)
     try:
-        content = _to_onnx(_Bundle(subject, graph, layers, list(heads.values())), example)
+        content = _to_onnx(_Bundle(subject, graph, layers, list(outputs.values())), example)
     except ModelError as error:
-        if not heads:
+        if not outputs:
             raise
-        log.warning("x-features stay outside the graph: %s", error)  # logits and layers are most of the work
-        heads = {}
+        log.warning("only logits and layers are exported, which are most of the work: %s", error)
+        outputs = {}
         content = _to_onnx(_Bundle(subject, graph, layers, []), example)
-    digests = {name: e.heads_.digest for name, e in heads.items()}
-    worst = _check(content, subject, layers, heads)
+    worst = _check(content, subject, layers, list(outputs.values()))
     log.info("exported %d outputs, %d bytes, worst difference %.1e", 1 + len(layers), len(content), worst)
-    return OnnxGraph(content, tuple(layers), digests, worst)
+    return OnnxGraph(content, tuple(layers), {name: output.key for name, output in outputs.items()}, worst)
+
+
+def further_outputs(explainers: Mapping[str, Explainer]) -> dict[str, FurtherOutput]:
+    """Return what explainers read beyond layers, each under its explainer's name, sorted as a manifest stores them."""
+    outputs: dict[str, FurtherOutput] = {}
+    for name, explainer in explainers.items():
+        for i, output in enumerate(explainer.reads().outputs):
+            outputs[f"{name} {i}" if i else name] = output
+    return dict(sorted(outputs.items()))
 
 
 def lacking(layers: Collection[str], features: Collection[str], explainer: Explainer) -> list[str]:
-    """Return what an explainer reads that a graph with these layers and x-features (digests of heads) has not."""
-    found = [layer for layer in explainer.layers() if layer not in layers]
-    if isinstance(explainer, XnnExplainer) and _is_small(explainer) and explainer.heads_.digest not in features:
-        found.append(f"x-features of {explainer.name or explainer.kind}")
-    return found
+    """Return what an explainer reads that a graph with these layers and further outputs (their keys) has not."""
+    reads = explainer.reads()
+    missing = [layer for layer in reads.layers if layer not in layers]
+    if any(output.key not in features for output in reads.outputs):
+        missing.append(f"further outputs of {explainer.name or explainer.kind}")
+    return missing
 
 
 def open_session(content: bytes, *, threads: int = 1, use_gpu: bool | None = None) -> Any:
@@ -163,27 +154,8 @@ def open_session(content: bytes, *, threads: int = 1, use_gpu: bool | None = Non
         raise ArtifactError(f"ONNX Runtime cannot open the graph: {' '.join(str(error).split())[:160]}") from error
 
 
-def _is_small(e: XnnExplainer) -> bool:
-    return e.heads_.v.numel() <= MAX_FEATURES
-
-
-def _encode(heads: XHeads, Z: Tensor) -> Tensor:
-    """Return ``heads.encode(Z)`` with the pooling written out, for which ONNX has no operator."""
-    E = heads.embed(heads.rows(Z))  # (classes, rows, features)
-    if Z.dim() == 2:
-        return E.unsqueeze(-1)
-    k, n, (h, w), side = E.shape[0], E.shape[2], Z.shape[2:], math.isqrt(heads.cells)
-    maps = E.view(k, -1, h, w, n)
-    cells = []
-    for i, j in itertools.product(range(side), repeat=2):
-        rows = slice(i * h // side, -(-(i + 1) * h // side))
-        columns = slice(j * w // side, -(-(j + 1) * w // side))
-        cells.append(maps[:, :, rows, columns].amax((2, 3)))
-    return torch.stack(cells, dim=-1)  # (classes, examples, features, cells)
-
-
 def _to_onnx(bundle: _Bundle, example: Tensor) -> bytes:
-    names = output_names(len(bundle.layers), len(bundle.heads))
+    names = output_names(len(bundle.layers), len(bundle.outputs))
     batch = torch.export.Dim("batch", min=1, max=4096)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter's own
@@ -205,9 +177,10 @@ def _to_onnx(bundle: _Bundle, example: Tensor) -> bytes:
     return content
 
 
-def _check(content: bytes, subject: Subject, layers: list[str], heads: Mapping[str, XnnExplainer]) -> float:
+def _check(content: bytes, subject: Subject, layers: list[str], outputs: Sequence[FurtherOutput]) -> float:
     session = open_session(content, use_gpu=False)
     generator = torch.Generator().manual_seed(0)
+    modules = [output.module(subject) for output in outputs]
     worst = 0.0
     for n in CHECKED:
         x = torch.rand(n, *subject.input_shape, generator=generator)
@@ -216,12 +189,15 @@ def _check(content: bytes, subject: Subject, layers: list[str], heads: Mapping[s
         with torch.no_grad():
             logits, taken = subject.run(x, layers)
         wanted = [logits, *(taken[layer] for layer in layers)]
-        wanted += [e.features(taken[str(e.layer_)]).transpose(0, 1) for e in heads.values()]
-        for name, a, b in zip(output_names(len(layers), len(heads)), given, wanted, strict=True):
-            found, b = torch.from_numpy(a), b.float().cpu()
-            if found.shape != b.shape:
-                raise ArtifactError(f"the exported graph gives {name} of shape {tuple(found.shape)}, torch {b.shape}.")
-            gap = float((found - b).abs().max() / b.abs().max().clamp_min(1e-6))
+        with torch.no_grad():
+            values: dict[str | None, Tensor] = dict(taken.items())
+            values[None] = subject.normalise(x)
+            wanted += [module(values[output.layer]) for module, output in zip(modules, outputs, strict=True)]
+        for name, a, b in zip(output_names(len(layers), len(outputs)), given, wanted, strict=True):
+            value, b = torch.from_numpy(a), b.float().cpu()
+            if value.shape != b.shape:
+                raise ArtifactError(f"the exported graph gives {name} of shape {tuple(value.shape)}, torch {b.shape}.")
+            gap = float((value - b).abs().max() / b.abs().max().clamp_min(1e-6))
             worst = max(worst, gap)
             if not gap <= TOLERANCE:
                 raise ArtifactError(

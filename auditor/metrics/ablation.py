@@ -1,4 +1,4 @@
-"""Ablation: how much worse the model gets when one neuron's weights are set to zero, and whether their norm tells.
+"""Ablation: how much worse the model gets when one neuron's weights are set to zero, and whether the norm predicts it.
 
     u_i = R(row i of W = 0) - R,       faithfulness = Pearson correlation of u_i and |W_i| over the neurons of a layer
 
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from auditor.network.aten_graph import AtenGraph, Node, Values
+from auditor.errors import DataError
 from auditor.kernels.networks.ablation import losses_below_logits, losses_below_relu
 from auditor.metrics.measure import N_BOOTSTRAP, Measure
+from auditor.network.aten_graph import AtenGraph, Node, Values
 from auditor.network.weight_layers import WeightLayer, constant_value
 
 aten = torch.ops.aten
@@ -71,7 +72,13 @@ def _pearson(u: np.ndarray[Any, Any], w: np.ndarray[Any, Any]) -> Any:
 
 
 def ablate(graph: AtenGraph, layer: WeightLayer, x: Tensor, labels: Tensor, neurons: Tensor | None = None) -> Ablation:
-    """Return what ablating each of ``neurons`` (default: all) does; ``x`` is the network's input, normalised."""
+    """Return what ablating each of ``neurons`` (default: all) does; ``x`` is the network's input, normalised.
+
+    A graph whose batch is frozen takes whole batches only: images beyond the last whole one are left out.
+    """
+    batch = graph.batch or 1
+    if len(x) < batch:
+        raise DataError(f"ablation of {layer.name}: the network takes {batch} or more images, got {len(x)}; give more.")
     neurons = torch.arange(len(layer.rows)) if neurons is None else neurons
     norms = torch.linalg.vector_norm(layer.rows[neurons.to(layer.rows.device)], dim=1, dtype=torch.float64).cpu()
     pinned = frozenset(layer.nodes)
@@ -90,7 +97,7 @@ def ablate(graph: AtenGraph, layer: WeightLayer, x: Tensor, labels: Tensor, neur
             else:
                 total += _Above(graph, layer, values, pinned, y).losses(neurons)
         n += len(rows)
-    return Ablation(neurons, (total - base) / max(n, 1), norms, n)
+    return Ablation(neurons, (total - base) / n, norms, n)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -152,10 +159,10 @@ class _Above:
         for node in self.steps:
             if node in self.layer.nodes:
                 again = any(n in new for n in node.all_input_nodes)  # used twice, the second time above the first
-                z = self.graph._call(node, view, self.pinned) if again else value_of(node)
+                z = self.graph.compute(node, view, self.pinned) if again else value_of(node)
                 new[node] = self._ablated(z, i)
             else:
-                new[node] = self.graph._call(node, view, self.pinned)
+                new[node] = self.graph.compute(node, view, self.pinned)
         loss = float(_loss(value_of(self.graph.output), labels))
         return loss if rows is None else loss + float(self.base.sum() - self.base[rows].sum())
 
@@ -190,7 +197,7 @@ class _Above:
             inputs = [n for n in node.all_input_nodes if n not in chosen]
             for n in inputs:
                 chosen[n] = self.values[n][rows] if isinstance(self.values.get(n), Tensor) else self.values.get(n)
-            chosen[node] = self.graph._call(node, chosen, self.pinned)
+            chosen[node] = self.graph.compute(node, chosen, self.pinned)
         return chosen
 
 

@@ -1,4 +1,4 @@
-"""Probe: how well a linear SVM tells attributes from scores that never saw them, beside PCA and plain NMF.
+"""Probe: how well a linear SVM reads attributes off scores that never saw them, beside PCA and plain NMF.
 
 Scores (images, factors, positions) are pooled per image (mean and maximum over the positions, for every method alike),
 scaled to unit variance on the images of the fit, and a linear SVM is trained on those and tested on held-out images.
@@ -100,17 +100,17 @@ def probe_accuracy(features: Tensor, held: Tensor, attributes: Attributes, seed:
 
     X, test = features.double().numpy(), held.numpy()
     scaler = StandardScaler().fit(X[~test])
-    seen, unseen = scaler.transform(X[~test]), scaler.transform(X[test])
+    train, held_out = scaler.transform(X[~test]), scaler.transform(X[test])
     columns = [c for c in attributes.values.T if len(set(c[~test & (c >= 0)].tolist())) > 1 and (c[test] >= 0).any()]
     if not columns:
         return float("nan")
-    softness = _softness(seen, [c[~test] for c in columns], seed)
-    found = []
+    softness = _softness(train, [c[~test] for c in columns], seed)
+    accuracies = []
     for column in columns:
         y, truth = column[~test], column[test]
-        svm = _svm(softness, seed).fit(seen[y >= 0], y[y >= 0])
-        found.append(float((svm.predict(unseen[truth >= 0]) == truth[truth >= 0]).mean()))
-    return float(np.mean(found))
+        svm = _svm(softness, seed).fit(train[y >= 0], y[y >= 0])
+        accuracies.append(float((svm.predict(held_out[truth >= 0]) == truth[truth >= 0]).mean()))
+    return float(np.mean(accuracies))
 
 
 def _svm(softness: float, seed: int) -> Any:
@@ -139,14 +139,14 @@ def _softness(X: NDArray[Any], columns: Sequence[NDArray[Any]], seed: int) -> fl
 
 def majority_accuracy(held: Tensor, attributes: Attributes) -> float:
     """Return what always saying the more frequent value reaches, over the same attributes."""
-    test, found = held.numpy(), []
+    test, shares = held.numpy(), []
     for column in attributes.values.T:
         y, truth = column[~test], column[test]
         y, truth = y[y >= 0], truth[truth >= 0]
         if len(set(y.tolist())) < 2 or not len(truth):
             continue
-        found.append(float((truth == np.bincount(y).argmax()).mean()))
-    return float(np.mean(found)) if found else float("nan")
+        shares.append(float((truth == np.bincount(y).argmax()).mean()))
+    return float(np.mean(shares)) if shares else float("nan")
 
 
 def principal_scores(Z: Tensor, held: Tensor, rank: int) -> Tensor:

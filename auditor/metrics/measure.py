@@ -1,6 +1,6 @@
 """Measure: one number of an audit, with its interval, its null model and whether it means anything.
 
-Names are those of DESIGN.md: ``model/<metric>``, ``model/<layer>/<metric>``, ``explainer/<name>/<metric>``,
+Names: ``model/<metric>``, ``model/<layer>/<metric>``, ``explainer/<name>/<metric>``,
 ``drift/<metric>``. A measure that could not be taken is *skipped* with a reason, one that came out NaN has *failed*; in
 neither case is there a value that could pass a gate.
 """
@@ -37,6 +37,11 @@ class Measure:
     reason: str = ""
     per_image: tuple[float, ...] = field(default=(), repr=False)
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether there is a value: only then it can pass a gate."""
+        return self.status == "passed" and math.isfinite(self.value)
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``auditor audit --json`` prints of it."""
         return {
@@ -54,10 +59,10 @@ class Measure:
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Measure:
         """Take back what ``to_json`` gave, also after a trip through JSON, where NaN is null."""
-        known = {k: entry[k] for k in ("low", "high", "n", "null", "direction", "status", "reason")}
+        fields = {k: entry[k] for k in ("low", "high", "n", "null", "direction", "status", "reason")}
         value = math.nan if entry["value"] is None else float(entry["value"])
         per_image = tuple(math.nan if v is None else float(v) for v in entry.get("per_image", ()))
-        return cls(value=value, per_image=per_image, **known)
+        return cls(value=value, per_image=per_image, **fields)
 
 
 def of_items(items: Any, direction: Direction, *, null: float | None = None, seed: int = 0) -> Measure:
@@ -71,13 +76,13 @@ def of_items(items: Any, direction: Direction, *, null: float | None = None, see
     values = np.asarray(items, dtype=np.float64).reshape(-1)
     if values.size == 0:
         return skipped("no items to measure", direction)
-    kept = tuple(float(v) for v in values)
+    per_image = tuple(float(v) for v in values)
     bad = int((~np.isfinite(values)).sum())
     if bad:
         reason = f"{bad} of {values.size} values are not finite"
-        return Measure(math.nan, None, None, values.size, null, direction, "failed", reason, kept)
+        return Measure(math.nan, None, None, values.size, null, direction, "failed", reason, per_image)
     low, high = bootstrap(values, seed)
-    return Measure(float(values.mean()), low, high, values.size, null, direction, per_image=kept)
+    return Measure(float(values.mean()), low, high, values.size, null, direction, per_image=per_image)
 
 
 def of_value(value: float, direction: Direction, *, n: int = 1, null: float | None = None) -> Measure:

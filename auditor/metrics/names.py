@@ -29,7 +29,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "cosine_max": ("largest |cos|", "largest absolute cosine of two rows"),
     "cosine_median": ("median |cos|", "median absolute cosine of two rows"),
     "cosine_share_below": ("nearly apart", "share of pairs of rows that are nearly orthogonal"),
-    "faithfulness": ("norm tells importance", "correlation of a row's norm with the loss when it is zeroed"),
+    "faithfulness": ("norm follows importance", "correlation of a row's norm with the loss when it is zeroed"),
     "verified": ("verified", "every byte of the explainer, and the model it was fitted to, are what was attached"),
     "f_cls": ("class kept", "share of images whose class survives when the explanation stands in for the model"),
     "f_reg": ("value missed", "mean distance between the value the concepts give and the model's own"),
@@ -46,10 +46,31 @@ WORDS: dict[str, tuple[str, str]] = {
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
     "similarity": ("similarity of concepts", "mean correlation of matched concepts of the two versions"),
     "null_low": ("re-fit noise", "similarity that re-fitting the same version falls below once in a hundred times"),
-    "alarm": ("drift alarm", "1 when the concepts changed beyond re-fitting noise"),
+    "retraining_low": ("retraining noise", "similarity that an honest retraining falls below once in a hundred times"),
+    "alarm": ("drift alarm", "1 when the concepts changed beyond what re-fitting and honest retraining change"),
+    "regions": ("same deciding regions", "share of the deciding pixels that both versions have on the same images"),
+    "reliance": ("rise of reliance", "by how much a class hangs more on one thing than in the baseline, at most"),
     "born": ("new concepts", "concepts without a counterpart in the baseline"),
     "died": ("lost concepts", "concepts of the baseline without a counterpart"),
 }
+
+RELIANCE: dict[str, tuple[str, str]] = {
+    "found": ("classes that hang on one thing", "classes for which one thing was found that decides by itself"),
+    "score": ("hangs on one thing", "how strongly a class follows one thing that is given to images of other classes"),
+    "sameness": ("alike", "how alike the deciding regions of the class look"),
+    "place_entropy": ("spread over the frame", "entropy of where the deciding regions lie"),
+    "colour_leak": ("predicted by colours", "how well the colours of the whole image predict the class; .5 is chance"),
+    "spectrum_leak": (
+        "predicted by texture",
+        "how well the spectrum of the whole image predicts the class; .5 is chance",
+    ),
+    "pattern_leak": (
+        "predicted by a fixed pattern",
+        "how well the mean difference of the class predicts it; .5 is chance",
+    ),
+}
+
+RELIANCE_FAMILIES = ("necessity_", "sufficiency_", "transplant_")
 
 MODEL = frozenset(
     {
@@ -57,14 +78,23 @@ MODEL = frozenset(
         *("c1_sampled", "c1_local", "c1_certified", "c2_sampled", "c2_local", "c2_certified"),
     }
 )
-DRIFT = frozenset({"similarity", "null_low", "alarm", "born", "died"})
+DRIFT = frozenset({"similarity", "null_low", "retraining_low", "alarm", "born", "died", "regions", "reliance"})
 EXPLAINER = frozenset(
     {
         *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
         *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
     }
 )
-DRIFT_DIRECTION = {"similarity": "up", "null_low": "none", "alarm": "down", "born": "down", "died": "down"}
+DRIFT_DIRECTION = {
+    "similarity": "up",
+    "null_low": "none",
+    "retraining_low": "none",
+    "alarm": "down",
+    "born": "down",
+    "died": "down",
+    "regions": "up",
+    "reliance": "down",
+}
 
 
 def split(name: str) -> tuple[str, str, str]:
@@ -78,7 +108,7 @@ def split(name: str) -> tuple[str, str, str]:
         owner, _, metric = rest.partition("/")
         return family, owner, metric
     head, slash, tail = rest.rpartition("/")
-    if family == "model" and slash and head != "accuracy":
+    if family == "model" and slash and head != "accuracy" and head.partition("/")[0] != "reliance":
         return family, head, tail
     return family, "", rest
 
@@ -93,11 +123,28 @@ def words(name: str) -> tuple[str, str]:
     base, _, detail = metric.partition("/")
     if base == "accuracy" and detail:
         return f"accuracy of class {detail}", "share of images of this class that are right"
+    if base == "reliance":
+        return _reliance_words(detail)
     if base == "randomisation" and detail:
         return f"survives shuffling down to {detail}", "the same with this layer and all above it shuffled"
     if base == "cka":
         return f"likeness of layer {detail}", "linear CKA of the layer in both versions; 1 is the same"
     return WORDS.get(base, (base.replace("_", " "), ""))
+
+
+def _reliance_words(detail: str) -> tuple[str, str]:
+    owner, _, measure = detail.rpartition("/")
+    title, sentence = RELIANCE.get(measure, (measure.replace("_", " "), ""))
+    base, _, rest = measure.partition("_")
+    if base == "necessity":
+        share, _, fill = rest.partition("_")
+        title, sentence = f"lost when {share}% is hidden", f"share that changes class; the hottest {share}%, by {fill}"
+    elif base == "sufficiency":
+        title, sentence = f"kept by {rest}% alone", f"share that keeps its class when only the hottest {rest}% is left"
+    elif base == "transplant":
+        title, sentence = f"follows the {rest}", f"share of other images that become the class when given its {rest}"
+    of = "" if not owner else ", worst class" if owner == "worst" else f", class {owner}"
+    return title + of if owner != "x" else title, sentence
 
 
 def can_exist(name: str, explainers: Collection[str]) -> bool:
@@ -108,6 +155,10 @@ def can_exist(name: str, explainers: Collection[str]) -> bool:
         return owner in explainers and base in EXPLAINER
     if family == "drift":
         return base in DRIFT or base == "cka"
+    if family == "model" and base == "reliance":
+        measure = metric.rpartition("/")[2]
+        wanted = 1 if measure == "found" else 2  # slashes: reliance/found, reliance/CLASS/MEASURE
+        return metric.count("/") == wanted and (measure in RELIANCE or measure.startswith(RELIANCE_FAMILIES))
     return family == "model" and not owner and base in MODEL
 
 

@@ -34,18 +34,18 @@ def weight_metrics(rows: Tensor, *, seed: int = 0) -> dict[str, Measure]:
     w = rows.detach()
     n, fan_in = w.shape
     generator = torch.Generator().manual_seed(seed)
-    kept = torch.randperm(n, generator=generator)[:MOST_ROWS].sort().values if n > MOST_ROWS else torch.arange(n)
-    blank = (torch.rand(len(kept), fan_in, generator=generator) * 2 - 1) / math.sqrt(max(fan_in, 1))
+    sample = torch.randperm(n, generator=generator)[:MOST_ROWS].sort().values if n > MOST_ROWS else torch.arange(n)
+    blank = (torch.rand(len(sample), fan_in, generator=generator) * 2 - 1) / math.sqrt(max(fan_in, 1))
     ours, null = _sparsity(w), _sparsity(blank)
-    more = n / len(kept)
+    more = n / len(sample)
     grows = {"norm_1_1": more, "norm_2_1": more, "norm_2_2": math.sqrt(more), "zero_rows": more}
-    found = {
+    measures = {
         name: of_value(value, "down" if name == "mean_abs_weight" else "none", n=w.numel(),
                        null=null[name] * grows.get(name, 1.0))
         for name, value in ours.items()
     }  # fmt: skip
-    found["near_zero_share"] = of_value(ours["near_zero_share"], "up", n=w.numel(), null=null["near_zero_share"])
-    return found | _disentanglement(w[kept.to(w.device)], blank, n)
+    measures["near_zero_share"] = of_value(ours["near_zero_share"], "up", n=w.numel(), null=null["near_zero_share"])
+    return measures | _disentanglement(w[sample.to(w.device)], blank, n)
 
 
 def _sparsity(w: Tensor) -> dict[str, float]:
@@ -102,13 +102,13 @@ def _disentanglement(w: Tensor, blank: Tensor, n_rows: int) -> dict[str, Measure
     null = random.figures()
     note = f"{len(w)} of {n_rows} neurons, drawn at random" if len(w) < n_rows else ""
     n = len(ours.values)
-    found = {
+    measures = {
         name: Measure(value, n=n, null=null[name], direction="up" if "share" in name else "down", reason=note)
         for name, value in ours.figures().items()
     }
     counts = torch.histc(ours.values, N_BINS, 0, 1) / n
     mean, chance = float(ours.values.mean()), float(random.values.mean())
-    found["cosine_histogram"] = Measure(
+    measures["cosine_histogram"] = Measure(
         mean, n=n, null=chance, direction="down", reason=note, per_image=tuple(counts.tolist())
     )
-    return found
+    return measures

@@ -1,10 +1,10 @@
-"""Tail: the part of a network above one layer, run alone.
+"""The part of a network above one layer, run alone.
 
 ``Subject.forward_from`` runs the whole network and swaps the layer's output on the way, which is right for any module
 and costs a pass below the layer. Where the network's graph can be traced, the operations above the layer run by
-themselves. A tail is checked against ``forward_from`` when it is made; where it cannot be made only speed is lost.
+themselves. The part is checked against ``forward_from`` when it is made; where it cannot be made only speed is lost.
 
-Where the tail is affine in the layer's output (pooling and a linear head) its gradient is one map per class for all
+Where it is affine in the layer's output (pooling and a linear head) its gradient is one map per class for all
 images, and contributions need no integration at all.
 """
 
@@ -18,10 +18,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from auditor.network.aten_graph import AtenGraph, Node, Values, call
 from auditor.errors import AuditError
+from auditor.network.aten_graph import AtenGraph, Node, Values, call, graph_of
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ N_TRIALS = 3
 CLOSE = 1e-4  # relative: what folding and other orders of float32 sums may change
 
 
-class Tail:
+class AboveLayer:
     """Logits as a function of one layer's output (native shape, any batch), differentiable."""
 
     def __init__(self, graph: AtenGraph, layer: str, n_classes: int) -> None:
@@ -74,72 +73,72 @@ class Tail:
         return self._zero
 
     def slope(self, target: int, like: Tensor) -> Tensor:
-        """Return the gradient of one logit by the layer, (1, …): the same everywhere when the tail is affine."""
-        found = self._slopes.get(target)
-        if found is None:
+        """Return the gradient of one logit by the layer, (1, …): the same everywhere when the part is affine."""
+        gradient = self._slopes.get(target)
+        if gradient is None:
             with torch.enable_grad():
                 z = torch.zeros_like(like[:1]).requires_grad_(True)
-                (found,) = torch.autograd.grad(self(z)[0, target], z)
+                (gradient,) = torch.autograd.grad(self(z)[0, target], z)
             with self._lock:
                 if len(self._slopes) < 4096:
-                    self._slopes[target] = found
-        return found
+                    self._slopes[target] = gradient
+        return gradient
 
 
-_TAILS: WeakKeyDictionary[Subject, dict[str, Tail | None]] = WeakKeyDictionary()
+_PREPARED: WeakKeyDictionary[Subject, dict[str, AboveLayer | None]] = WeakKeyDictionary()
 
 
-def prepare_tail(subject: Subject, layer: str) -> Tail | None:
-    """Make the tail above a layer once; from then on contributions of this subject use it. None when it cannot be."""
-    known = _TAILS.setdefault(subject, {})
-    if layer not in known:
+def prepare_above_layer(subject: Subject, layer: str) -> AboveLayer | None:
+    """Make the part above a layer once, for all contributions of this subject; None where it cannot be made."""
+    prepared = _PREPARED.setdefault(subject, {})
+    if layer not in prepared:
         try:
-            known[layer] = _checked(subject, layer)
+            prepared[layer] = _checked(subject, layer)
         except Exception as error:  # whatever export or a foreign operation raises costs only speed
-            log.info("no tail above layer %s: %s", layer, " ".join(str(error).split())[:160])
-            known[layer] = None
-    return known[layer]
+            log.info("the part above layer %s cannot run alone: %s", layer, " ".join(str(error).split())[:160])
+            prepared[layer] = None
+    return prepared[layer]
 
 
-def tail_of(subject: Subject, layer: str) -> Tail | None:
-    """Return the tail above a layer if it was prepared."""
-    return _TAILS.get(subject, {}).get(layer)
+def above_layer_of(subject: Subject, layer: str) -> AboveLayer | None:
+    """Return the part above a layer if it was prepared."""
+    return _PREPARED.get(subject, {}).get(layer)
 
 
 def values_from(subject: Subject, layer: str) -> Callable[[Tensor], Tensor]:
     """Return the fastest function there is from the layer's output to the logits."""
-    tail = tail_of(subject, layer)
-    return tail if tail is not None else lambda z: subject.forward_from(layer, z)
+    above = above_layer_of(subject, layer)
+    return above if above is not None else lambda z: subject.forward_from(layer, z)
 
 
-def _checked(subject: Subject, layer: str) -> Tail | None:
+def _checked(subject: Subject, layer: str) -> AboveLayer | None:
     if subject.max_batch is not None:
         return None  # a frozen batch: the graph cannot take another
     graph = graph_of(subject)
     if graph.batch is not None:
         return None
-    tail = Tail(graph, layer, subject.n_classes)
+    above = AboveLayer(graph, layer, subject.n_classes)
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(N_TRIALS, *subject.input_shape, generator=generator).to(subject.device, subject.dtype)
     with torch.no_grad():
         z = subject.activations(x, [layer])[layer]
         points = torch.cat([z, 2 * z.flip(0), torch.zeros_like(z[:1]), -z[:1]])
-        found, wanted = tail(points), subject.forward_from(layer, points)
+        computed, wanted = above(points), subject.forward_from(layer, points)
         scale = float(wanted.abs().max().clamp_min(1.0))
-        if found.shape != wanted.shape or float((found - wanted).abs().max()) > CLOSE * scale:
+        if computed.shape != wanted.shape or float((computed - wanted).abs().max()) > CLOSE * scale:
             raise AuditError(f"the graph above {layer!r} does not give the model's logits")
         half = z[:1] * 0.25 + z[1:2] * 0.75
-        mixed = tail(half) - (tail(z[:1]) * 0.25 + tail(z[1:2]) * 0.75)
-        doubled = tail(3 * z) - 3 * tail(z) + 2 * tail(torch.zeros_like(z[:1]))
-        bend = max(float(mixed.abs().max()), float(doubled.abs().max()) / 3)
-        tail.is_affine = bend <= CLOSE * scale
-    return tail
+        mixed = above(half) - (above(z[:1]) * 0.25 + above(z[1:2]) * 0.75)
+        tripled = above(3 * z) - 3 * above(z) + 2 * above(torch.zeros_like(z[:1]))
+        bend = max(float(mixed.abs().max()), float(tripled.abs().max()) / 3)
+        above.is_affine = bend <= CLOSE * scale
+    return above
 
 
 def _only_needed(steps: list[Node], output: Node) -> list[Node]:
     """Return the steps that the output is computed from."""
-    there, wanted = set(steps), {output}
+    candidates, needed = set(steps), {output}
     for node in reversed(steps):
-        if node in wanted:
-            wanted.update(n for n in node.all_input_nodes if n in there)
-    return [node for node in steps if node in wanted]
+        if node in needed:
+            needed.update(n for n in node.all_input_nodes if n in candidates)
+    return [node for node in steps if node in needed]

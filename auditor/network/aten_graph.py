@@ -7,13 +7,16 @@ Batch norm that follows a convolution or a linear map directly is folded into it
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +25,8 @@ from torch.export.graph_signature import InputKind
 from torch.fx.node import map_arg
 
 from auditor.errors import LayerError, ModelError, ShapeError
+from auditor.subject.layer_calls import split_call
+from auditor.subject.subject import Subject
 
 if TYPE_CHECKING:
 
@@ -50,12 +55,12 @@ BATCH_NORM = aten._native_batch_norm_legit_no_training.default
 class _Outer(nn.Module):
     """One tensor in, one tensor out: hides how the inner module spells its arguments."""
 
-    def __init__(self, subject: nn.Module) -> None:
+    def __init__(self, subject: nn.Module, forward: Callable[[Tensor], Tensor] | None) -> None:
         super().__init__()
-        self.subject = subject
+        self.subject, self.of_subject = subject, forward
 
     def forward(self, x: Tensor) -> Any:
-        out = self.subject(x)
+        out = self.subject(x) if self.of_subject is None else self.of_subject(x)
         return out[0] if isinstance(out, (tuple, list)) else out
 
 
@@ -90,6 +95,7 @@ class AtenGraph:
     batch: int | None  # the only batch size the graph accepts, or None
     shape: tuple[int, ...]  # of one image
     live: frozenset[Node] = field(default_factory=frozenset, repr=False)  # nodes that depend on the image
+    find_layer: Callable[[str], Node | None] | None = field(default=None, repr=False)  # for layers without operation
     clipped: dict[Any, Any] = field(default_factory=dict, repr=False)  # kept for the next walk, see linear_maps
     names: dict[Node, str] = field(default_factory=dict, repr=False)  # of the constants in the module's state
     _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
@@ -102,14 +108,21 @@ class AtenGraph:
         self.live = frozenset(live)
 
     @classmethod
-    def trace(cls, module: nn.Module | ExportedProgram, example: Tensor) -> AtenGraph:
-        """Export ``module`` for inputs like ``example`` (batch first, at least two of them) and read its graph."""
+    def trace(
+        cls, module: nn.Module | ExportedProgram, example: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+    ) -> AtenGraph:
+        """Export ``module`` for inputs like ``example`` (batch first, at least two of them) and read its graph.
+
+        ``forward`` runs the module where that is more than a call: a subject leaves a softmax at the end out.
+        """
         if isinstance(module, ExportedProgram):
             return cls._read(module, "")
         with warnings.catch_warnings(), torch.no_grad(), as_evaluated(module):
             warnings.simplefilter("ignore")  # export warns about its own internals
             try:
-                program = torch.export.export(_Outer(module), (example,), dynamic_shapes=({0: Dim.AUTO},), strict=False)
+                program = torch.export.export(
+                    _Outer(module, forward), (example,), dynamic_shapes=({0: Dim.AUTO},), strict=False
+                )
             except Exception as err:
                 raise ModelError(
                     f"AtenGraph.trace: torch.export could not follow {type(module).__name__} on an input of shape "
@@ -124,7 +137,7 @@ class AtenGraph:
     def _takes(self, x: Tensor) -> bool:
         try:
             self.run(x)
-        except RuntimeError:
+        except (IndexError, RuntimeError):  # an operation that asks for the second image, or for all of the example
             return False
         return True
 
@@ -165,8 +178,8 @@ class AtenGraph:
     def reweighted(self, module: nn.Module) -> AtenGraph:
         """Return the graph of another module of the same build, with its weights, without tracing again."""
         state = module.state_dict()
-        own = {node: state[name].detach() for node, name in self.names.items() if name in state}
-        return replace(self, constants={**self.constants, **own}, clipped={}, _folded={})
+        replaced = {node: state[name].detach() for node, name in self.names.items() if name in state}
+        return replace(self, constants={**self.constants, **replaced}, clipped={}, _folded={})
 
     @property
     def any_strides(self) -> bool:
@@ -184,7 +197,15 @@ class AtenGraph:
             return self.input
         if name == "":
             return self.output
-        inside = [n for n in self.steps if name in n.meta["layers"]]
+        module, call = split_call(name)
+        inside = [n for n in self.steps if module in n.meta["layers"]]
+        calls = {n.meta["calls"][module] for n in inside}
+        if call is not None or len(calls) > 1:
+            inside = [n for n in inside if n.meta["calls"][module] == (call or 1)]
+        if not inside and self.find_layer is not None:
+            node = self.find_layer(name)
+            if node is not None:
+                return node
         if not inside:
             close = ", ".join(self.layers[:40])
             raise LayerError(
@@ -197,14 +218,14 @@ class AtenGraph:
 
     def before(self, node: Node) -> set[Node]:
         """Every node that ``node`` is computed from, and ``node`` itself."""
-        seen: set[Node] = set()
+        needed: set[Node] = set()
         todo = [node]
         while todo:
             n = todo.pop()
-            if n not in seen:
-                seen.add(n)
+            if n not in needed:
+                needed.add(n)
                 todo.extend(n.all_input_nodes)
-        return seen
+        return needed
 
     def run(self, x: Tensor, until: Node | None = None, pinned: frozenset[Node] = frozenset()) -> Values:
         """Return the value of every node that ``until`` (the output) needs; ``pinned`` nodes are never folded away."""
@@ -222,10 +243,11 @@ class AtenGraph:
             for node in self.steps:
                 if node not in needed or node in fold:
                     continue  # a folded convolution is run by its batch norm
-                values[node] = self._call(node, values, pinned)
+                values[node] = self.compute(node, values, pinned)
         return values
 
-    def _call(self, node: Node, values: Values, pinned: frozenset[Node]) -> Any:
+    def compute(self, node: Node, values: Values, pinned: frozenset[Node] = frozenset()) -> Any:
+        """Return the value of one node from those of its inputs; a batch norm that folds runs its linear map too."""
         if self.folds(node, pinned):
             linear = node.args[0]
             weight, bias = self.weights(node, pinned)
@@ -273,6 +295,42 @@ class AtenGraph:
         return cached[1], cached[2]
 
 
+_GRAPHS: WeakKeyDictionary[Subject, AtenGraph] = WeakKeyDictionary()
+
+
+def graph_of(subject: Subject) -> AtenGraph:
+    """Return the graph of a subject's module, traced once while the subject lives."""
+    if subject not in _GRAPHS:
+        with subject.at_rest():
+            example = subject.normalise(torch.full((subject.max_batch or 2, *subject.input_shape), 0.5))
+            graph = AtenGraph.trace(subject.module, example, subject.forward_normalised)
+        graph.find_layer = functools.partial(_node_of_equal_value, weakref.ref(subject), weakref.ref(graph))
+        _GRAPHS[subject] = graph
+    return _GRAPHS[subject]
+
+
+def _node_of_equal_value(
+    subject_ref: weakref.ref[Subject], graph_ref: weakref.ref[AtenGraph], name: str
+) -> Node | None:
+    """Return the node that puts out what a layer does: a dropout has no operation, but what feeds it has."""
+    subject, graph = subject_ref(), graph_ref()
+    if subject is None or graph is None or name not in {item.name for item in subject.layers()}:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(graph.batch or 2, *subject.input_shape, generator=generator).to(subject.device)
+    with torch.no_grad(), subject.at_rest():
+        z = subject.activations(x, [name])[name]
+        values = graph.run(subject.normalise(x))
+    scale = float(z.abs().max()) or 1.0
+    for node in reversed(graph.steps):
+        value = values.get(node)
+        if not isinstance(value, Tensor) or value.shape != z.shape or not value.is_floating_point():
+            continue
+        if float((value.to(z) - z).abs().max()) <= 1e-5 * scale:
+            return node
+    return None
+
+
 def call(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """Run the operation of a node on the values that ``value_of`` gives for its input nodes."""
     args, kwargs = map_arg((node.args, node.kwargs), value_of)  # type: ignore[arg-type]
@@ -308,14 +366,16 @@ def _padded_args(node: Any) -> list[Any]:
 
 def _remember_layers(node: Node, prefix: str) -> None:
     stack = node.meta.get("nn_module_stack") or {}
-    names = []
-    for path, _ in stack.values():
-        name = path.split("@")[0]
+    calls: dict[str, int] = {}
+    for key, (path, _) in stack.items():
+        name, copy = split_call(path)
+        again = key.rpartition(path)[2] if path else ""  # "@1" at the second call
+        call = (copy or 1) + (int(again[1:]) if again[:1] == "@" and again[1:].isdigit() else 0)
         if name == prefix or name.startswith(f"{prefix}."):
-            names.append(name[len(prefix) + 1 :])
+            calls[name[len(prefix) + 1 :]] = call
         elif not prefix:
-            names.append(name)
-    node.meta["layers"] = tuple(names)
+            calls[name] = call
+    node.meta["layers"], node.meta["calls"] = tuple(calls), calls
 
 
 def _first_line(err: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Cut: the part of a subject's network that ends at a layer, with weights of its own that can be trained.
+"""The part of a subject's network that ends at a layer, with weights of its own that can be trained.
 
 The module is never copied or changed: the weights stand in for its own while it runs (an exported graph cannot be
 copied), and a hook on the layer ends the pass there. Statistics of batch norms stay as they were.
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from auditor.errors import LayerError
+from auditor.subject.layer_calls import on_call
 from auditor.subject.subject import Subject
 
 
@@ -22,8 +23,8 @@ class _Reached(Exception):
     """The layer has put out its value; what comes after need not run."""
 
 
-class Cut:
-    """Block t of a network: images to one layer's activation (batch, channels, positions)."""
+class BelowLayer:
+    """The block below a layer: images to one layer's activation (batch, channels, positions)."""
 
     def __init__(self, subject: Subject, layer: str, weights: Mapping[str, Tensor] | None = None) -> None:
         self.subject, self.layer = subject, layer
@@ -54,54 +55,55 @@ class Cut:
         """Give the subject's module with these weights in it, and put its own back afterwards."""
         module = self.subject.module
         with self.subject.at_rest(), torch.no_grad():
-            own = {k: module.get_parameter(k) for k in self.weights}
-            before = {k: p.detach().clone() for k, p in own.items()}
+            parameters = {k: module.get_parameter(k) for k in self.weights}
+            before = {k: p.detach().clone() for k, p in parameters.items()}
             try:
-                for k, p in own.items():
+                for k, p in parameters.items():
                     p.copy_(self.weights[k])
                 yield module
             finally:
-                for k, p in own.items():
+                for k, p in parameters.items():
                     p.copy_(before[k])
 
     def _native(self, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            found.append(first_tensor(output, self.layer))
+        def stop(output: Any) -> None:
+            outputs.append(first_tensor(output, self.layer))
             raise _Reached
 
         with self.subject.at_rest():
-            handle = self.subject.module.get_submodule(self.layer).register_forward_hook(hook)
+            handle = on_call(self.subject.module, self.layer, stop)
             try:
                 functional_call(self.subject.module, dict(weights), (self.subject.normalise(x),))
             except _Reached:
-                return found[0]
+                return outputs[0]
             finally:
                 handle.remove()
         raise LayerError(f"layer {self.layer!r} did not run; take one that `auditor layers` marks as explainable.")
 
     def _weights_below(self) -> dict[str, Tensor]:
         """Return the parameters that the layer's output depends on."""
-        own = {
+        parameters = {
             k: p.detach().clone().requires_grad_(True)
             for k, p in self.subject.module.named_parameters()
             if p.is_floating_point()
         }
-        if not own:
+        if not parameters:
             return {}
         with torch.enable_grad():
-            z = self._native(self.subject.blank(self.subject.max_batch or 2), own)
+            z = self._native(self.subject.blank(self.subject.max_batch or 2), parameters)
             if not z.requires_grad:
                 return {}
-            slopes = torch.autograd.grad(z.sum(), list(own.values()), allow_unused=True)
-        found: tuple[Tensor | None, ...] = slopes
-        return {k: p.detach() for (k, p), slope in zip(own.items(), found, strict=True) if slope is not None}
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+                z.sum(), list(parameters.values()), allow_unused=True
+            )
+        return {k: p.detach() for (k, p), g in zip(parameters.items(), gradients, strict=True) if g is not None}
 
 
 def first_tensor(output: Any, layer: str) -> Tensor:
     """Return the tensor of a layer's output, which may be the first of several."""
-    found = output if isinstance(output, Tensor) else output[0] if isinstance(output, (tuple, list)) else None
-    if not isinstance(found, Tensor):
+    tensor = output if isinstance(output, Tensor) else output[0] if isinstance(output, (tuple, list)) else None
+    if not isinstance(tensor, Tensor):
         raise LayerError(f"layer {layer!r} puts out {type(output).__name__}, not one tensor; take another layer.")
-    return found
+    return tensor

@@ -204,24 +204,24 @@ class Clipped:
     """Weights with their negative part cut off, kept for the next call while the weights stay as they are."""
 
     weight: Tensor
-    kept: dict[Any, tuple[Any, Tensor]]
+    cache: dict[Any, tuple[Any, Tensor]]
     key: Node
 
     def __call__(self, sign: int) -> Tensor:
         """Return  (sign W)^+."""
         if sign < 0:
             return self.weight.neg().clamp_(min=0)
-        return self._kept("clipped", lambda: _channels_last(self.weight.clamp(min=0)))
+        return self._cached("clipped", lambda: _channels_last(self.weight.clamp(min=0)))
 
     def mirrored(self) -> Tensor:
         """Return the clipped weights of a convolution with input and output channels and both axes turned round."""
-        return self._kept("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
+        return self._cached("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
 
-    def _kept(self, form: str, make: Callable[[], Tensor]) -> Tensor:
+    def _cached(self, form: str, make: Callable[[], Tensor]) -> Tensor:
         stamp = (self.weight.data_ptr(), self.weight._version)
-        held = self.kept.get((self.key, form))
+        held = self.cache.get((self.key, form))
         if held is None or held[0] != stamp:
-            held = self.kept[self.key, form] = (stamp, make())
+            held = self.cache[self.key, form] = (stamp, make())
         return held[1]
 
 
@@ -231,7 +231,7 @@ def _channels_last(w: Tensor) -> Tensor:
 
 
 def linear_map(
-    graph: AtenGraph, values: dict[Node, Any], node: Node, pinned: frozenset[Node], kept: dict[Any, Any]
+    graph: AtenGraph, values: dict[Node, Any], node: Node, pinned: frozenset[Node], cache: dict[Any, Any]
 ) -> LinearMap | None:
     """Return the linear map that ``node`` is (with batch norm folded in), or None when it is none."""
     at = node.args[0] if graph.folds(node, pinned) else node
@@ -239,13 +239,13 @@ def linear_map(
     target, args = at.target, [values[a] if _is_size(values, a) else a for a in at.args]
     child = args[0]
     if target in CONVOLUTIONS or target in PADDED_BY_NAME:
-        return _convolution(graph, values, node, at, args, pinned, kept)
+        return _convolution(graph, values, node, at, args, pinned, cache)
     if target is aten.linear.default and args[1] in graph.constants:
-        return Dense(child, Clipped(graph.weights(node, pinned)[0], kept, node))
+        return Dense(child, Clipped(graph.weights(node, pinned)[0], cache, node))
     if target in TRANSPOSED and args[1] in graph.constants:
         defaults = [1, 0, 0, 1, 1]
         options = tuple(args[3:]) + tuple(defaults[len(args[3:]) :])
-        return TransposedConvolution(child, Clipped(graph.constants[args[1]], kept, node), options, _rank(values, at))
+        return TransposedConvolution(child, Clipped(graph.constants[args[1]], cache, node), options, _rank(values, at))
     if target in (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default):
         return AveragePool(child, at, args[1:], tuple(values[child].shape))
     if target in (aten.mean.dim, aten.sum.dim_IntList):
@@ -254,14 +254,20 @@ def linear_map(
     if target is aten.scaled_dot_product_attention.default:
         return Attention(args[2], _attention(values, at))
     if target in (aten.matmul.default, aten.mm.default, aten.bmm.default):
-        return _product(graph, values, args, node, kept)
+        return _product(graph, values, args, node, cache)
     if target is aten.addmm.default:
-        return _product(graph, values, args[1:], node, kept)
+        return _product(graph, values, args[1:], node, cache)
     return None
 
 
 def _convolution(
-    graph: AtenGraph, values: dict[Node, Any], node: Node, at: Node, args: list[Any], pinned: frozenset[Node], kept: Any
+    graph: AtenGraph,
+    values: dict[Node, Any],
+    node: Node,
+    at: Node,
+    args: list[Any],
+    pinned: frozenset[Node],
+    cache: Any,
 ) -> LinearMap | None:
     if args[1] not in graph.constants:
         return None
@@ -277,16 +283,16 @@ def _convolution(
     else:
         pad = [(p, p) for p in _per_dim(0 if padding == "valid" else padding, rank)]
     shape = tuple(values[args[0]].shape)
-    return Convolution(args[0], Clipped(w, kept, node), shape, stride, pad, dilation, int(groups))
+    return Convolution(args[0], Clipped(w, cache, node), shape, stride, pad, dilation, int(groups))
 
 
-def _product(graph: AtenGraph, values: dict[Node, Any], args: list[Any], node: Node, kept: Any) -> LinearMap | None:
+def _product(graph: AtenGraph, values: dict[Node, Any], args: list[Any], node: Node, cache: Any) -> LinearMap | None:
     """``x @ W`` with constant ``W``, or attention weights times values."""
     left, right = args[:2]
     if source(left, lambda n: n.target not in SOFTMAXES and n.target in _MOVES).target in SOFTMAXES:
         return Attention(right, values[left])
     if right not in graph.live:
-        return Dense(left, Clipped(values[right].transpose(-1, -2), kept, node))
+        return Dense(left, Clipped(values[right].transpose(-1, -2), cache, node))
     return None
 
 

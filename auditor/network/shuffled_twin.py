@@ -1,7 +1,7 @@
 """Randomised twins of a model: the same network with the weights of its upper layers shuffled, from the top down.
 
-An explanation that stays the same when the model's weights are destroyed does not speak of the model (Adebayo et al.
-2018). Shuffling keeps every tensor's values and scale, so that activations stay in range.
+An explanation that stays the same when the model's weights are destroyed does not speak of the model [SanityChecks].
+Shuffling keeps every tensor's values and scale, so that activations stay in range.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from contextlib import contextmanager
 
 import torch
 
-from auditor.subject.layers import Layer
 from auditor.subject.subject import Subject
 
 
 def weighted_layers(subject: Subject) -> list[str]:
     """Return the names of modules that own weights (at least a matrix), in the order in which they run."""
-    own = {
+    weighted = {
         name
         for name, module in subject.module.named_modules()
         if any(p.ndim > 1 for p in module.parameters(recurse=False))
     }
-    ran = [layer.name for layer in subject.layers() if layer.name in own]
-    return ran + sorted(own - set(ran) - {""}) + ([""] if "" in own else [])
+    ran = [layer.name for layer in subject.layers() if layer.name in weighted]
+    return ran + sorted(weighted - set(ran) - {""}) + ([""] if "" in weighted else [])
 
 
 @contextmanager
@@ -34,35 +33,18 @@ def shuffled(subject: Subject, layers: list[str], seed: int) -> Iterator[Subject
     twin carries the original's digest, so that explainers fitted to the original agree to explain it.
     """
     generator = torch.Generator().manual_seed(seed)
-    digest, known = subject.digest, subject.layers()
+    twin = subject.twin()
     parameters = [p for name in layers for p in subject.module.get_submodule(name).parameters(recurse=False)]
     with subject.at_rest(), torch.no_grad():
-        kept = [p.detach().clone() for p in parameters]
+        original = [p.detach().clone() for p in parameters]
         try:
             for p in parameters:
                 p.copy_(p.flatten()[torch.randperm(p.numel(), generator=generator).to(p.device)].view_as(p))
             with torch.enable_grad():
-                yield _twin(subject, digest, known)
+                yield twin
         finally:
-            for p, before in zip(parameters, kept, strict=True):
+            for p, before in zip(parameters, original, strict=True):
                 p.copy_(before)
-
-
-def _twin(subject: Subject, digest: str, known: list[Layer]) -> Subject:
-    """Return another subject of the same module, so that nothing remembered of the original is used for it."""
-    pre = subject.preprocessing
-    other = Subject(
-        subject.module,
-        input_shape=subject.input_shape,
-        class_names=subject.class_names,
-        mean=pre.mean,
-        std=pre.std,
-        resize=pre.resize,
-        name=subject.name,
-        version=subject.version,
-    )
-    other._digest, other._layers = digest, known
-    return other
 
 
 def stages(subject: Subject, n: int = 3) -> list[list[str]]:

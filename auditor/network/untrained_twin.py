@@ -31,18 +31,18 @@ def untrained(subject: Subject, seed: int = 0) -> Iterator[Swapped]:
     with subject.at_rest():
         held = [*subject.module.named_parameters(), *subject.module.named_buffers()]
         width = {name.rpartition(".")[0]: _inputs(p) for name, p in held if p.dim() > 1}
-        kept: list[tuple[Tensor, Tensor]] = []
+        originals: list[tuple[Tensor, Tensor]] = []
         new: dict[int, Tensor] = {}
         try:
             for name, p in held:
                 value = _drawn(name, p, width, generator)
                 if value is not None:
-                    kept.append((p, p.data))
+                    originals.append((p, p.data))
                     new[p.data_ptr()] = value
                     p.data = value
             yield new
         finally:
-            for p, old in kept:
+            for p, old in originals:
                 p.data = old
 
 

@@ -42,23 +42,23 @@ def weight_layers(graph: AtenGraph) -> list[WeightLayer]:
     >>> [(x.name, x.kind, tuple(x.rows.shape)) for x in weight_layers(AtenGraph.trace(net, torch.zeros(2, 1, 4, 4)))]
     [('0', 'conv', (4, 9)), ('2', 'linear', (3, 16))]
     """
-    found: dict[Node, WeightLayer] = {}
+    layers: dict[Node, WeightLayer] = {}
     used: dict[str, int] = {}
     for node in graph.steps:
         read = _read(graph, node)
         if read is None:
             continue
         key, kind, rows, bias = read
-        if key in found:
-            old = found[key]
-            found[key] = WeightLayer(old.name, old.kind, old.rows, old.bias, (*old.nodes, node))
+        if key in layers:
+            old = layers[key]
+            layers[key] = WeightLayer(old.name, old.kind, old.rows, old.bias, (*old.nodes, node))
             continue
         name = next((n for n in reversed(node.meta["layers"]) if n), node.name)
         used[name] = used.get(name, 0) + 1
         if used[name] > 1:  # attention keeps two projections under one name
             name = f"{name}:{used[name]}"
-        found[key] = WeightLayer(name, kind, rows, bias, (node,))
-    return list(found.values())
+        layers[key] = WeightLayer(name, kind, rows, bias, (node,))
+    return list(layers.values())
 
 
 def constant_value(graph: AtenGraph, node: Any) -> Any:

@@ -76,10 +76,10 @@ def grid(shape: tuple[int, int, int], rows: int, columns: int) -> Partition:
 
 
 def superpixels(images: Tensor, count: int, compactness: float = 0.2, n_steps: int = 8) -> Partition:
-    """Return about ``count`` cells per image that follow its colours: k-means on colour and place (after SLIC).
+    """Return about ``count`` cells per image that follow its colours: k-means on colour and position (after SLIC).
 
     ``images`` is (batch, C, H, W) in [0, 1]; ``compactness`` weighs one cell width against a full swing of one channel.
-    A pixel chooses among the nine centres around its place, so the work does not grow with ``count``. Cells need not
+    A pixel chooses among the nine centres around its position, so the work does not grow with ``count``. Cells need not
     be connected, and one may come out empty: its gradient is zero, so it is never switched on.
     """
     b, c, h, w = images.shape
@@ -89,8 +89,8 @@ def superpixels(images: Tensor, count: int, compactness: float = 0.2, n_steps: i
     columns = max(1, min(w, round(count / rows)))
     start = grid((1, h, w), rows, columns)
     m = rows * columns
-    place = torch.stack(torch.meshgrid(torch.arange(h) * rows / h, torch.arange(w) * columns / w, indexing="ij"))
-    features = torch.cat([images.detach(), compactness * place.to(images)[None].expand(b, -1, -1, -1)], 1).flatten(2)
+    position = torch.stack(torch.meshgrid(torch.arange(h) * rows / h, torch.arange(w) * columns / w, indexing="ij"))
+    features = torch.cat([images.detach(), compactness * position.to(images)[None].expand(b, -1, -1, -1)], 1).flatten(2)
     home = torch.arange(h * w) if start.labels is None else start.labels[0]
     steps = torch.tensor([[i, j] for i in (-1, 0, 1) for j in (-1, 0, 1)])
     near_row = (home // columns)[:, None] + steps[:, 0]

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from auditor.perturbation.gaussian_moments import ClosedFormError, Moments
 from auditor.errors import NumericsError, ShapeError
-from auditor.perturbation.replacement import Obfuscation
 from auditor.perturbation.cells import Partition
+from auditor.perturbation.gaussian_moments import ClosedFormError, Moments
+from auditor.perturbation.replacement import Obfuscation
 
 Network = Callable[[Tensor], Tensor]  # images (N, C, H, W) in [0, 1] -> logits (N, classes); differentiable
 
@@ -56,10 +56,6 @@ class Problems:
         return cls(
             network, images, targets, partition, torch.arange(len(images)) if image_of is None else image_of, values
         )
-
-    def tiled(self, times: int) -> Problems:
-        """Return every problem ``times`` over: rates of one image next to each other."""
-        return replace(self, image_of=self.image_of.repeat_interleave(times))
 
 
 @dataclass(frozen=True, eq=False)

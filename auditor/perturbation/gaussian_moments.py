@@ -6,7 +6,7 @@
 with  a = m / sqrt(v).
 
 Either the diagonal variance ``v`` is carried, or a low-rank factor ``R`` with covariance  R^T R  (v is then its
-diagonal). After Gast and Roth (2018) and Macdonald et al. (2019, 2022).
+diagonal). After [GastRoth2018], [Macdonald2019] and [MacdonaldBesanconPokutta2022].
 
 `Moments` is a tensor that answers each operation of the network itself, so any module runs as it stands, traced and
 exported ones too. An operation without a rule raises `ClosedFormError` with its name: there is no silent approximation

@@ -14,16 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from auditor.perturbation.distortion import Network
 from auditor.errors import OptionError, ShapeError
 from auditor.perturbation.cells import Partition
+from auditor.perturbation.distortion import Network
+from auditor.subject.outputs import Output
+
+LOGITS = Output()
 
 
 @dataclass(frozen=True, eq=False)
 class FlipCurve:
     """What happened on the way from the whole image to noise, per image."""
 
-    kept: Tensor  # (steps,) share of cells kept, 1 to 0
+    share_kept: Tensor  # (steps,) share of cells kept, 1 to 0
     distortion: Tensor  # (batch, steps) mean squared change of the target's probability
     accuracy: Tensor  # (batch, steps) share of draws that still predict the target
 
@@ -64,10 +67,11 @@ def pixel_flip(
     draws: int = 64,
     seed: int = 0,
     chunk: int = 512,
+    output: Output = LOGITS,
 ) -> FlipCurve:
-    """Flip ``group`` cells per step by the relevance ``scores`` (batch, m).
+    """Flip ``group`` cells per step by the relevance ``scores`` (batch, m); ``output`` makes logits probabilities.
 
-    Noise depends on ``seed`` and the image's place in the batch alone, so two maps are compared under the same noise,
+    Noise depends on ``seed`` and the image's index in the batch alone, so two maps are compared under the same noise,
     and the last step is the same for every map.
     """
     m = partition.size
@@ -89,15 +93,15 @@ def pixel_flip(
         noise = x.min() + (x.max() - x.min()) * torch.rand(draws, *x.shape, generator=random)
         shuffled = torch.randperm(m, generator=random)
         ascending = shuffled[scores[i][shuffled].argsort(stable=True)]
-        place = torch.empty(m, dtype=torch.long).scatter_(0, ascending, torch.arange(m))
-        keep = (place[None] >= flipped[:, None]).to(x)  # (steps, m)
+        rank = torch.empty(m, dtype=torch.long).scatter_(0, ascending, torch.arange(m))
+        keep = (rank[None] >= flipped[:, None]).to(x)  # (steps, m)
         with torch.no_grad():
-            clean = torch.softmax(network(x[None]), 1)[0, targets[i]]
+            clean = output.probabilities(network(x[None])).to(x)[0, targets[i]]
             changes, hits = [], []
             for part in torch.split(keep, max(1, chunk // draws)):
                 mask = partition.expand(part, index.expand(len(part)))[:, None]
                 y = torch.where(mask > 0, x, noise).flatten(0, 1)
-                p = torch.softmax(network(y), 1).view(len(part), draws, -1)
+                p = output.probabilities(network(y)).to(x).view(len(part), draws, -1)
                 changes.append((p[..., targets[i]] - clean).square().mean(1))
                 hits.append((p.argmax(2) == targets[i]).float().mean(1))
         curve = torch.cat(changes)
@@ -123,7 +127,7 @@ def plot_curves(curves: dict[str, FlipCurve], path: str | Path, title: str = "")
     axes = figure.add_subplot()
     best_first = sorted(curves.items(), key=lambda item: float(item[1].area().mean()))
     for i, (name, curve) in enumerate(best_first):
-        x, mean, error = curve.kept.numpy(), curve.mean().numpy(), curve.standard_error().numpy()
+        x, mean, error = curve.share_kept.numpy(), curve.mean().numpy(), curve.standard_error().numpy()
         style = ("-", "--", ":")[i // 10 % 3]  # matplotlib has ten colours
         (line,) = axes.plot(x, mean, style, label=f"{name} ({float(curve.area().mean()):.4f})", linewidth=1.6)
         axes.fill_between(x, mean - error, mean + error, alpha=0.15, color=line.get_color(), linewidth=0)

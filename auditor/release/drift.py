@@ -4,13 +4,18 @@ Both versions are factorized several times from other random starts on the same 
 the mean correlation of their concepts' activation profiles over the images, matched one to one (Hungarian). Were both
 versions the same, it would not matter which fits are called A and which B: so the mean similarity between A and B is
 held against its value under all ways to call them so (a permutation test over re-fits, exact for any refitting noise).
-``null_low`` is the value below which fewer than 1 in 100 of these lie; drift means to be below it.
+``null_low`` is the value below which fewer than 1 in 100 of these lie; below it the versions have changed.
+
+Every honest retraining changes them too. So an alarm needs a second band, that of `retraining_noise`, from versions
+that are known to be honest; where it is unknown there is no alarm, only the size of the change.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +24,16 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from auditor.explainers.contributions import contributions
 from auditor.data.source import Data
 from auditor.errors import NumericsError, OptionError, ShapeError
-from auditor.explainers.base import Progress, silent
+from auditor.explainers.contributions import contributions
 from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
 from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import prepare, project_images
 from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.metrics.concept_matching import Match, match_columns
+from auditor.progress import Progress, silent
+from auditor.release.retraining_noise import Band, band_of
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -44,7 +50,8 @@ class Drift:
     null_low: float
     null_high: float
     p_value: float
-    drift: bool
+    changed: bool  # beyond what re-fitting one version changes
+    band: Band  # what retraining changes
     matched: list[tuple[int, int, float]]
     born: list[int]
     died: list[int]
@@ -56,11 +63,34 @@ class Drift:
     layers: tuple[str, str]
     n_images: int
 
+    @property
+    def drift(self) -> bool | None:
+        """Whether the change is more than re-fitting and retraining explain; None where the latter is unknown."""
+        if not self.changed:
+            return False
+        return self.similarity < self.band.low if self.band.is_known else None
+
+    def words(self) -> str:
+        """Return the verdict in a sentence; no alarm where it is unknown what retraining changes."""
+        verdict = {True: "DRIFT", False: "no drift", None: "CHANGED, which may be retraining"}[self.drift]
+        born, died = len(self.born), len(self.died)
+        effect = f"; {born} concepts born, {died} died" if self.changed else ""
+        return (
+            f"{verdict}: similarity {self.similarity:.3f}; re-fitting the same version explains down to "
+            f"{self.null_low:.3f} (p = {self.p_value:.3f}, {self.n_images} images, layer {self.layers[0]}); "
+            f"{self.band.words()}{effect}"
+        )
+
     def metrics(self) -> dict[str, float]:
-        """Return the numbers a policy can set limits on."""
-        found = {"drift/similarity": self.similarity, "drift/null_low": self.null_low, "drift/alarm": float(self.drift)}
-        found |= {"drift/born": float(len(self.born)), "drift/died": float(len(self.died))}
-        return found | {f"drift/cka/{name}": value for name, value in self.cka.items()}
+        """Return the numbers a policy can set limits on; NaN where it is unknown what retraining changes."""
+        metrics = {
+            "drift/similarity": self.similarity,
+            "drift/null_low": self.null_low,
+            "drift/retraining_low": self.band.low if self.band.is_known else math.nan,
+            "drift/alarm": math.nan if self.drift is None else float(self.drift),
+        }
+        metrics |= {"drift/born": float(len(self.born)), "drift/died": float(len(self.died))}
+        return metrics | {f"drift/cka/{name}": value for name, value in self.cka.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Return plain Python for JSON."""
@@ -70,6 +100,8 @@ class Drift:
             "null_high": self.null_high,
             "p_value": self.p_value,
             "drift": self.drift,
+            "changed": self.changed,
+            "retraining": self.band.to_json(),
             "matched": [list(row) for row in self.matched],
             "born": self.born,
             "died": self.died,
@@ -116,75 +148,106 @@ def compare(
     max_eval: int = 200,
     batch_size: int = 64,
     seed: int = 0,
+    honest: Mapping[str, Subject] | None = None,
     progress: Progress = silent,
 ) -> Drift:
-    """Compare the concepts of two versions on the same images; see the module's docstring for the test."""
+    """Compare concepts of two versions on the same images; ``honest`` ones differ from ``a`` by their training only."""
     check_comparable(a, b)
-    if refits < 5:
-        raise OptionError(f"compare: refits must be at least 5 for a test at the 1% level, got {refits}.")
-    if rank < 1:
-        raise OptionError(f"compare: rank must be at least 1, got {rank}.")
+    _check_counts(rank, refits)
     name = a.layer(layer).name
     in_b = {item.name for item in b.layers() if item.explainable}
     sides = [(a, name, seed), (b, name if layer is not None or name in in_b else b.layer(None).name, seed + refits)]
+    drawn = data.draw(max_eval, seed)
     fits = [_refits(s, data, at, rank, refits, max_positions, batch_size, first, progress) for s, at, first in sides]
-    best = [min(range(refits), key=lambda i, f=found: f[i].relative_error) for found in fits]  # type: ignore[misc]
-    profiles, contribution = [], []
-    for (subject, at, _), found, i in zip(sides, fits, best, strict=True):
-        p, c = _profiles(subject, data, at, [fit.W for fit in found], i, max_eval, batch_size, a, progress)
-        profiles.append(p)
-        contribution.append(c)
-    pooled = [p for side in profiles for p in side]
-    M = _similarities(pooled)
+    best = [min(range(refits), key=lambda i, f=side: f[i].relative_error) for side in fits]  # type: ignore[misc]
+    measured = [
+        _profiles(subject, data, at, [fit.W for fit in side], i, drawn, batch_size, a, progress)
+        for (subject, at, _), side, i in zip(sides, fits, best, strict=True)
+    ]
+    profiles, contribution = [p for p, _ in measured], [c for _, c in measured]
+    M = _similarities([p for side in profiles for p in side])
     similarity, null = _null(M, refits)
-    p_value = float((null <= similarity + 1e-12).mean())
+    work = {"rank": rank, "refits": refits, "max_positions": max_positions, "batch_size": batch_size}
+    band = _band(profiles[0], honest or {}, data, name, seed + 2 * refits, progress, **work)
     null_low = float(np.sort(null)[int(LEVEL * len(null))])
-    drift = similarity < null_low
+    changed = similarity < null_low
     left, right = profiles[0][best[0]], profiles[1][best[1]]
     match = _match(left, right)
-    matched = _rows(match)
-    died = _without_counterpart(left, best[0], profiles[0], profiles[1]) if drift else []
-    born = _without_counterpart(right, best[1], profiles[1], profiles[0]) if drift else []
+    died = _without_counterpart(left, best[0], profiles[0], profiles[1]) if changed else []
+    born = _without_counterpart(right, best[1], profiles[1], profiles[0]) if changed else []
     Wa, Wb = fits[0][best[0]].W, fits[1][best[1]].W
-    basis = _rows(match_columns(Wa, Wb)) if Wa.shape == Wb.shape else None
-    change = (contribution[1][match.right] - contribution[0][match.left]).numpy()
-    log.info("compare: similarity %.3f, null band from %.3f, drift %s", similarity, null_low, drift)
+    log.info("compare: similarity %.3f, null band from %.3f, %s", similarity, null_low, band.words())
     return Drift(
         similarity=similarity,
         null_low=null_low,
         null_high=float(null.max()),
-        p_value=p_value,
-        drift=drift,
-        matched=matched,
+        p_value=float((null <= similarity + 1e-12).mean()),
+        changed=changed,
+        band=band,
+        matched=_rows(match),
         born=born,
         died=died,
-        basis=basis,
+        basis=_rows(match_columns(Wa, Wb)) if Wa.shape == Wb.shape else None,
         within=(_within(M, range(refits)), _within(M, range(refits, 2 * refits))),
         cka=layer_cka(a, b, data, batch_size, progress),
         classes=list(a.class_names),
-        change=change,
+        change=(contribution[1][match.right] - contribution[0][match.left]).numpy(),
         layers=(sides[0][1], sides[1][1]),
         n_images=left.shape[0],
     )
+
+
+def _check_counts(rank: int, refits: int) -> None:
+    if refits < 5:
+        raise OptionError(f"compare: refits must be at least 5 for a test at the 1% level, got {refits}.")
+    if rank < 1:
+        raise OptionError(f"compare: rank must be at least 1, got {rank}.")
+
+
+def _band(
+    profiles: list[Tensor],
+    honest: Mapping[str, Subject],
+    data: Data,
+    layer: str,
+    first: int,
+    progress: Progress,
+    *,
+    rank: int,
+    refits: int,
+    max_positions: int,
+    batch_size: int,
+) -> Band:
+    """Return the band of retraining from the profiles of the version compared from and from fits of honest ones."""
+    versions = [profiles]
+    nothing = torch.zeros(len(data), dtype=torch.bool)
+    for i, subject in enumerate(honest.values()):
+        start = first + i * refits
+        fits = _refits(subject, data, layer, rank, refits, max_positions, batch_size, start, progress)
+        bases = [fit.W for fit in fits]
+        versions.append(_profiles(subject, data, layer, bases, 0, nothing, batch_size, subject, progress)[0])
+    M = np.eye(len(versions))
+    for i, j in itertools.combinations(range(len(versions)), 2):
+        M[i, j] = M[j, i] = np.mean([float(_match(p, q).cosine.mean()) for p in versions[i] for q in versions[j]])
+    return band_of(M, list(honest))
 
 
 def layer_cka(a: Subject, b: Subject, data: Data, batch_size: int, progress: Progress = silent) -> dict[str, float]:
     """Return the linear CKA of every layer that both versions have, on activations averaged over positions."""
     others = {item.name for item in b.layers() if item.explainable}
     names = [item.name for item in a.layers() if item.explainable and item.name in others]
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
+    activations: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
     done = 0
     with torch.no_grad():
         for batch in data.batches(a, batch_size):
             both = [s.activations(batch.images, names) for s in (a, b)]
             for name in names:
                 pair = [s.layout(name).to_positions(z[name]).mean(-1) for s, z in zip((a, b), both, strict=True)]
-                seen[name].append((pair[0].T.cpu(), pair[1].T.cpu()))
+                activations[name].append((pair[0].T.cpu(), pair[1].T.cpu()))
             done += len(batch)
             progress("comparing layers", done, len(data))
     return {
         name: linear_cka(torch.cat([p for p, _ in pairs], 1), torch.cat([q for _, q in pairs], 1))
-        for name, pairs in seen.items()
+        for name, pairs in activations.items()
     }
 
 
@@ -200,24 +263,24 @@ def _refits(
     progress: Progress,
 ) -> list[Factorization]:
     layout = subject.layout(layer)
-    kept = Reservoir(max_positions, 0)  # one sample of positions for all fits: only the starts differ
-    for _, _, _, z in harvest(subject, data, layer, batch_size=batch_size, every=2, progress=progress):
-        kept.put(as_columns(layout, z))
-    X = kept.columns()
+    sample = Reservoir(max_positions, 0)  # one sample of positions for all fits: only the starts differ
+    for _, _, _, z in harvest(subject, data, layer, batch_size=batch_size, progress=progress):
+        sample.put(as_columns(layout, z))
+    X = sample.columns()
     if rank > min(X.shape):
         raise OptionError(
             f"compare: rank must be at most {min(X.shape)} for layer {layer!r}, {X.shape[0]} channels and "
             f"{X.shape[1]} positions, got {rank}; choose a smaller rank or give more images."
         )
     signed = float(X.min()) < 0
-    found = []
+    fits = []
     for i in range(refits):
         try:
-            found.append(factorize(X, rank, seed=first + i, init="random", max_iter=300, signed=signed))
+            fits.append(factorize(X, rank, seed=first + i, init="random", max_iter=300, signed=signed))
         except ValueError as error:
             raise NumericsError(f"compare: layer {layer!r}: {error}") from error
         progress("re-fitting", i + 1, refits)
-    return found
+    return fits
 
 
 def _profiles(
@@ -226,33 +289,35 @@ def _profiles(
     layer: str,
     bases: list[Tensor],
     best: int,
-    max_eval: int,
+    drawn: Tensor,
     batch_size: int,
     reference: Subject,
     progress: Progress,
 ) -> tuple[list[Tensor], Tensor]:
-    """Return each fit's mean scores (images, concepts), and the best fit's mean contribution (concepts, classes)."""
+    """Return each fit's mean scores (images, concepts), and the best fit's mean contribution (concepts, classes).
+
+    Contributions are those of the images of ``drawn``, all else is of all images.
+    """
     layout, ready = subject.layout(layer), [prepare(W) for W in bases]
     parts: list[list[Tensor]] = [[] for _ in bases]
     total = torch.zeros(bases[0].shape[1], subject.n_classes, dtype=torch.float64)
-    seen = torch.zeros(subject.n_classes, dtype=torch.float64)
-    for batch, _, logits, z in harvest(subject, data, layer, batch_size=batch_size, every=2, progress=progress):
+    counts = torch.zeros(subject.n_classes, dtype=torch.float64)
+    for batch, rows, logits, z in harvest(subject, data, layer, batch_size=batch_size, progress=progress):
         positions = layout.to_positions(z)
         scores = [project_images(positions, basis) for basis in ready]
-        for kept, S in zip(parts, scores, strict=True):
-            kept.append(S.mean(-1).cpu())
-        room = max_eval - int(seen.sum())
-        if room > 0:
+        for part, S in zip(parts, scores, strict=True):
+            part.append(S.mean(-1).cpu())
+        some = drawn[rows]
+        if bool(some.any()):
             with torch.no_grad():
-                said = reference.logits(batch.images).argmax(1).cpu()
-            targets = torch.where(batch.labels >= 0, batch.labels, said)[:room]
-            n = len(targets)
+                said = reference.logits(batch.images[some]).argmax(1).cpu()
+            targets = torch.where(batch.labels[some] >= 0, batch.labels[some], said)
             c = contributions(
-                subject, layer, layout, z[:n], logits[:n], bases[best].to(z), scores[best][:n], targets.tolist()
+                subject, layer, layout, z[some], logits[some], bases[best].to(z), scores[best][some], targets.tolist()
             )
             total.index_add_(1, targets, c.contributions.T.cpu())
-            seen += targets.bincount(minlength=subject.n_classes)
-    return [torch.cat(kept) for kept in parts], total / seen.clamp_min(1)
+            counts += targets.bincount(minlength=subject.n_classes)
+    return [torch.cat(part) for part in parts], total / counts.clamp_min(1)
 
 
 def _match(left: Tensor, right: Tensor) -> Match:
@@ -272,12 +337,12 @@ def _similarities(profiles: list[Tensor]) -> Array:
     return M
 
 
-def _without_counterpart(fit: Tensor, index: int, own: list[Tensor], others: list[Tensor]) -> list[int]:
+def _without_counterpart(fit: Tensor, index: int, same: list[Tensor], others: list[Tensor]) -> list[int]:
     """Return the concepts of one fit that re-fits of its own version find again, and fits of the other version do not.
 
     Per concept, its matches in the other version must be weaker than those in its own (rank-sum test) and weak at all.
     """
-    again = torch.stack([_match(fit, p).cosine for i, p in enumerate(own) if i != index])
+    again = torch.stack([_match(fit, p).cosine for i, p in enumerate(same) if i != index])
     across = torch.stack([_match(fit, p).cosine for p in others])
     return [
         k

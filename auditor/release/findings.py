@@ -1,8 +1,8 @@
-"""Findings: what an audit means, in sentences; the worst of them is the verdict a reader sees first."""
+"""Findings: what the checks of a model and its explainers mean, in sentences with how good the news is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,13 +11,8 @@ from auditor.metrics.measure import Measure
 
 Level = Literal["good", "warn", "bad"]
 
-HEADLINE = {
-    "good": "The explanations hold",
-    "warn": "Usable, with reservations",
-    "bad": "Do not rely on this yet",
-}
-CHANGED, SAME = 0.6, 0.9  # correlation with explanations of a destroyed model: fine below, doubtful between
-KEPT, KEPT_ENOUGH = 0.95, 0.8
+CHANGED = 0.6  # correlation with explanations of a destroyed model: fine up to here
+AGREES, AGREES_ENOUGH = 0.95, 0.8
 STEADY, BASIS, UNEXPLAINED, OVERSURE = 0.9, 0.8, 0.5, 0.1
 
 
@@ -32,20 +27,18 @@ class Finding:
 
 def findings(audit: Audit) -> list[Finding]:
     """Return what the audit found, of the model first, then of each explainer."""
-    found = list(_model(audit))
-    if not audit.explainers:
-        found.append(Finding("warn", "No explainer is attached, so nothing says what the model looks at."))
+    sentences = list(_model(audit))
     for name, info in audit.explainers.items():
         if info.get("problem"):
-            found.append(Finding("bad", f"It does not verify: {info['problem']}", name))
+            sentences.append(Finding("bad", f"It does not verify: {info['problem']}", name))
         else:
-            found += _explainer(audit, name)
-    return found
+            sentences += _explainer(audit, name)
+    return sentences
 
 
-def verdict(audit: Audit) -> Level:
-    """Return the worst level of all findings."""
-    levels = {f.level for f in findings(audit)}
+def worst(sentences: Iterable[Finding]) -> Level:
+    """Return the worst level of some findings."""
+    levels = {f.level for f in sentences}
     return "bad" if "bad" in levels else "warn" if "warn" in levels else "good"
 
 
@@ -74,6 +67,9 @@ def _explainer(audit: Audit, name: str) -> Iterator[Finding]:
         m = audit.metrics.get(f"explainer/{name}/{metric}")
         return m if m is not None and m.status == "passed" else None
 
+    if audit.explainers[name].get("held_out", {}).get("known_from") == "guess":
+        text = "Some audited images may be ones it was fitted on: it has no record of them. Fit it again."
+        yield Finding("warn", text, name)
     for metric in ("randomisation", "completeness_gap", "f_cls", "flip_gain", "noise_similarity"):
         m = audit.metrics.get(f"explainer/{name}/{metric}")
         if m is not None and m.status == "failed":
@@ -88,8 +84,8 @@ def _explainer(audit: Audit, name: str) -> Iterator[Finding]:
                 "good", f"It depends on the model: with destroyed weights it says something else ({m.value:.2f}).", name
             )
     if m := get("f_cls"):
-        level: Level = "good" if m.value >= KEPT else "warn"
-        more = "" if m.value >= KEPT_ENOUGH else " That is too little to read it as the model's reasons."
+        level: Level = "good" if m.value >= AGREES else "warn"
+        more = "" if m.value >= AGREES_ENOUGH else " That is too little to read it as the model's reasons."
         yield Finding(
             level, f"Put in the model's place, it comes to the same class on {m.value:.0%} of images.{more}", name
         )

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from auditor.auditing.audit import Audit
+from auditor.auditing.performance import plain
 from auditor.errors import OptionError
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import can_exist, nearest
@@ -34,8 +35,8 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain Python for JSON."""
-        own = {k: getattr(self, k) for k in ("metric", "value", "limit", "verdict", "reason")}
-        return own | ({} if self.baseline is None else {"baseline": self.baseline})
+        entry = {k: getattr(self, k) for k in ("metric", "value", "limit", "verdict", "reason")}
+        return entry | ({} if self.baseline is None else {"baseline": self.baseline})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,10 @@ class Gate:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``auditor gate --json`` prints."""
-        own = {
+        about = {
             k: getattr(self, k) for k in ("model", "baseline", "policy", "policy_digest", "audit_digest", "promoted")
         }
-        return {"verdict": self.verdict, "checks": [c.to_json() for c in self.checks], **own}
+        return {"verdict": self.verdict, "checks": [c.to_json() for c in self.checks], **about}
 
 
 def judge(
@@ -85,6 +86,7 @@ def judge(
     checks = [*_presence(audit, policy)]
     for name, limit in policy.limits.items():
         checks += _checks(name, limit, metrics.get(name), None if baseline is None else baseline.metrics.get(name))
+    checks = [_with_finding(check, audit) for check in checks]
     return Gate(
         tuple(checks),
         model=label_of(audit),
@@ -146,19 +148,31 @@ def _checks(name: str, limit: Limit, measure: Measure | None, base: Measure | No
     missing = _why_no_value(measure, "the audit")
     value = measure.value if measure is not None else math.nan
     up = _is_up(name, limit, measure)
-    found = []
+    checks = []
     for text, wanted in _absolute(limit, up):
         ok = not missing and wanted(value)
         reason = missing or ("" if ok else f"{_short(value)} is not {text}")
-        found.append(Check(name, value, text, "pass" if ok else "fail", reason))
+        checks.append(Check(name, value, text, "pass" if ok else "fail", reason))
     if limit.needs_baseline:
         no_base = missing or _why_no_value(base, "the baseline's audit")
         old = base.value if base is not None else math.nan
         for text, ok in _relative(limit, value, old, up):
             good = not no_base and ok
             reason = no_base or ("" if good else f"{_short(value)} against {_short(old)} is not {text}")
-            found.append(Check(name, value, text, "pass" if good else "fail", reason, old))
-    return found
+            checks.append(Check(name, value, text, "pass" if good else "fail", reason, old))
+    return checks
+
+
+def _with_finding(check: Check, audit: Audit) -> Check:
+    """Add to a failed check of reliance the sentence that says which class hangs on what."""
+    family, _, rest = check.metric.partition("model/reliance/")
+    if family or check.verdict == "pass" or not rest:
+        return check
+    owner = rest.partition("/")[0]
+    entries = [f for f in (audit.reliance or {}).get("findings", ()) if f["verdict"] in ("found", "look")]
+    named = [f for f in entries if owner in ("found", "worst") or plain(f["name"]) == owner]
+    sentences = " ".join(f["sentence"] for f in named[:3])
+    return replace(check, reason=f"{check.reason}. {sentences}") if sentences else check
 
 
 def _why_no_value(measure: Measure | None, where: str) -> str:
@@ -183,30 +197,32 @@ def _absolute(limit: Limit, up: bool) -> list[tuple[str, Any]]:
     high = [limit.max] if limit.max is not None else []
     if limit.threshold is not None:
         (low if up else high).append(limit.threshold)
-    found: list[tuple[str, Any]] = [(f"at least {_short(x)}", lambda v, x=x: v >= x) for x in low]
-    return found + [(f"at most {_short(x)}", lambda v, x=x: v <= x) for x in high]
+    bounds: list[tuple[str, Any]] = [(f"at least {_short(x)}", lambda v, x=x: v >= x) for x in low]
+    return bounds + [(f"at most {_short(x)}", lambda v, x=x: v <= x) for x in high]
 
 
 def _relative(limit: Limit, value: float, base: float, up: bool) -> list[tuple[str, bool]]:
     """Return text and outcome of every limit against a baseline; better is positive."""
     gain = value - base if up else base - value
     # rounding must not decide: 0.9 - 0.895 is not quite 0.005
-    slack = 1e-12 * max(1.0, abs(value), abs(base)) if math.isfinite(gain) else 0.0
+    slack = 1e-12 * max(1.0, abs(value), abs(base))
     share = gain / abs(base) if base else math.nan
-    found = []
+    outcomes = []
     if limit.min_absolute_change is not None:
-        found.append(
+        outcomes.append(
             (f"better by at least {_short(limit.min_absolute_change)}", gain + slack >= limit.min_absolute_change)
         )
     if limit.min_relative_change is not None:
         ok = share + slack >= limit.min_relative_change if base else gain >= TINY
-        found.append((f"better by at least {limit.min_relative_change:.3g} of the baseline", ok))
+        outcomes.append((f"better by at least {limit.min_relative_change:.3g} of the baseline", ok))
     if limit.max_absolute_loss is not None:
-        found.append((f"worse by at most {_short(limit.max_absolute_loss)}", -gain <= limit.max_absolute_loss + slack))
+        outcomes.append(
+            (f"worse by at most {_short(limit.max_absolute_loss)}", -gain <= limit.max_absolute_loss + slack)
+        )
     if limit.max_relative_loss is not None:
         ok = -share <= limit.max_relative_loss + slack if base else gain >= -TINY
-        found.append((f"worse by at most {limit.max_relative_loss:.3g} of the baseline", ok))
-    return found
+        outcomes.append((f"worse by at most {limit.max_relative_loss:.3g} of the baseline", ok))
+    return outcomes
 
 
 def _short(x: float) -> str:

@@ -31,7 +31,6 @@ FIELDS = {
     "licence": "Under which terms it may be used.",
     "contact": "Where to report problems.",
 }
-MISSING = "not given"
 
 
 def read_card(path: str | Path) -> dict[str, str]:

@@ -136,8 +136,8 @@ def _first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        inside = len(first["loc"]) > 1
-        known = ", ".join((Limit if inside else _Document).model_fields)
-        return f"{where!r} is not known here; known are {known}."
+        inside = first["loc"][0] == "limits"
+        names = ", ".join((Limit if inside else _Document).model_fields)
+        return f"{where!r} is not known here; known are {names}."
     message = first["msg"].removeprefix("Value error, ")
     return f"{where}: {message[0].lower()}{message[1:]}."

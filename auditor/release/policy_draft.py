@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from auditor.auditing.audit import Audit
-from auditor.release.gate import label_of
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split, words
+from auditor.release.gate import label_of
+from auditor.reliance.judgement import FOUND_FROM
 
+RELIANCE = "model/reliance"
+RELIANCE_LIMITS = (f"{RELIANCE}/found", f"{RELIANCE}/worst/score")
 WIDER = 1.5  # of the way to the end of the interval
 NO_INTERVAL = 0.1  # share of the value, where there is no interval
 # Share of the value by which an honest new training moves it; set on training seeds 1 to 5, 11 to 15 of bench_gate.py
@@ -40,6 +43,12 @@ TRAINING = {
     "basis_stability": 0.15,
 }
 ROUNDING = 1e-9
+# Metrics of which less is better only so far: heatmaps that stare at one spot, a layer that no longer reacts. The share
+# of the value is by how much less it may become.
+BOTH_WAYS = {"locality": 0.25, "c1_local": 0.5, "c1_certified": 0.5}
+# A certified bound is at least what was reached; beyond this many times that, it says nothing of the model.
+MOST_SLACK = 100.0
+REACHED = {"c1_certified": ("c1_local", "c1_sampled"), "c2_certified": ("c2_local", "c2_sampled")}
 
 
 def draft_policy(audit: Audit) -> str:
@@ -62,7 +71,7 @@ def draft_policy(audit: Audit) -> str:
     ]
     order = sorted(audit.metrics, key=lambda name: (not name.startswith("model/"), name))
     for name in order:
-        lines += _limit_lines(name, audit.metrics[name])
+        lines += _limit_lines(name, audit.metrics[name], audit.metrics)
     return "\n".join([*lines, *_baseline_lines()]) + "\n"
 
 
@@ -71,6 +80,8 @@ def limit_of(name: str, measure: Measure) -> float | None:
     family, owner, metric = split(name)
     if measure.status != "passed" or measure.direction == "none" or metric == "verified":
         return None
+    if metric.startswith("reliance/"):  # not what it is today: a shortcut that is there already is none to allow
+        return {"reliance/found": 0.0, "reliance/worst/score": FOUND_FROM}.get(metric)
     if family == "model" and (owner or metric == "cross_entropy"):  # nll is the same on more images
         return None  # a person who cares for a single layer adds a limit by hand
     if metric in ("c1_sampled", "c2_sampled"):  # lower estimates: another seed draws other pairs
@@ -89,13 +100,39 @@ def limit_of(name: str, measure: Measure) -> float | None:
     return _rounded(limit, measure.direction == "up")
 
 
-def _limit_lines(name: str, measure: Measure) -> Iterator[str]:
-    limit = limit_of(name, measure)
+def other_limit_of(name: str, measure: Measure) -> float | None:
+    """Return the limit on the other side, for metrics that can be too good; None for all others."""
+    share = BOTH_WAYS.get(split(name)[2])
+    if share is None or measure.status != "passed" or measure.direction != "down":
+        return None
+    margin = max(share * abs(measure.value), WIDER * abs(measure.value - measure.low) if measure.low is not None else 0)
+    return _rounded(measure.value - margin, True)
+
+
+def says_nothing(name: str, metrics: Mapping[str, Measure]) -> str:
+    """Return why a value says nothing of the model, so that no limit on it would; empty where it does.
+
+    A certified bound holds for every image there could be. Where it is hundreds of times what any image of the data
+    comes near to, it moves with the depth of the network and not with what was learned.
+    """
+    prefix, _, metric = name.rpartition("/")
+    reached = [metrics.get(f"{prefix}/{other}") for other in REACHED.get(metric, ())]
+    values = [m.value for m in reached if m is not None and m.is_taken and m.value > 0]
+    measure = metrics[name]
+    if not values or not measure.is_taken or measure.value <= MOST_SLACK * max(values):
+        return ""
+    return f"{measure.value:.3g} is {measure.value / max(values):.1g} times what was reached, so it says nothing"
+
+
+def _limit_lines(name: str, measure: Measure, metrics: Mapping[str, Measure]) -> Iterator[str]:
+    limit, empty = limit_of(name, measure), says_nothing(name, metrics)
     title, sentence = words(name)
-    if limit is None:
-        if measure.status != "passed":
+    if limit is None or empty:
+        named = name in RELIANCE_LIMITS or not name.startswith(f"{RELIANCE}/")  # not every class
+        if empty or (measure.status != "passed" and named):
             yield ""
-            yield f"# no limit on {name}: {measure.status}, {' '.join(measure.reason.split())}"
+            why = empty or f"{measure.status}, {' '.join(measure.reason.split())}"
+            yield f"# no limit on {name}: {why}"
         return
     yield ""
     yield f"# {title}: {sentence}." if sentence else f"# {title}."
@@ -109,6 +146,11 @@ def _limit_lines(name: str, measure: Measure) -> Iterator[str]:
     )
     yield f"# Today {measure.value:.4g}{where} (n = {measure.n}{null})."
     yield f"[limits.{json.dumps(name)}]"
+    other = other_limit_of(name, measure)
+    if other is not None:
+        yield f"min = {other!r}  # much less is no better: it may have stopped looking at most of the image"
+    if name in RELIANCE_LIMITS and measure.value > limit:
+        yield "# TODAY IT IS BEYOND THIS LIMIT: read the findings in the audit's report before you change it."
     yield f"{'min' if measure.direction == 'up' else 'max'} = {limit!r}"
 
 
@@ -126,7 +168,7 @@ def _baseline_lines() -> list[str]:
         "# Single layers have metrics too (model/LAYER/METRIC in the audit's JSON); add limits on them here.",
         "",
         "# Against the version in production (auditor gate MODEL --policy policy.toml --baseline models:/m@champion):",
-        '# [limits."drift/alarm"]         # 1 when the concepts changed beyond what re-fitting changes',
+        '# [limits."drift/alarm"]         # 1: concepts changed beyond re-fitting and retraining (--honest)',
         "# max = 0",
         '# [limits."model/accuracy"]      # may be added to the limit above',
         "# max_absolute_loss = 0.005      # worse than the baseline by at most this; also max_relative_loss",

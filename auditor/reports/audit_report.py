@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from auditor.auditing.audit import Audit
-from auditor.release.findings import HEADLINE, Finding, findings, verdict
-from auditor.release.gate import Gate, label_of, passed
+from auditor.auditing.data_quality import sentences as data_sentences
+from auditor.auditing.images import held_out_words
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split, words
+from auditor.release.findings import Finding
+from auditor.release.gate import Gate, label_of, passed
 from auditor.release.model_card import FIELDS, fill
+from auditor.release.questions import Answer, believed, headline, reasons, to_look_at
 from auditor.reports.style import STYLE, bars, esc, histogram, interval, number
 
 FAITHFUL = ("f_cls", "f_reg", "residual_share", "completeness_gap", "flip_area", "deletion_area", "flip_gain")
@@ -23,6 +26,18 @@ SHAPE = ("orthogonality", "locality")
 SHOWN = (
     *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),
     "faithfulness",
+)
+RELIANCE_SHOWN = (
+    *(
+        "score",
+        "necessity_3_blur",
+        "transplant_box",
+        "transplant_spot",
+        "transplant_region",
+        "transplant_frame",
+        "transplant_surroundings",
+    ),
+    *("transplant_pattern", "transplant_colour", "transplant_spectrum", "sameness"),
 )
 ARROW = {"up": "more is better", "down": "less is better", "none": ""}
 
@@ -41,8 +56,12 @@ def report_html(audit: Audit, gate: Gate | None = None) -> str:
     sections = [
         _head(audit, label),
         *([_gate(gate)] if gate is not None else []),
-        _verdict(audit),
+        _headline(audit),
+        _reasons(audit),
+        _believed(audit),
         _looks_at(audit),
+        _measured_on(audit),
+        _data_quality(audit),
         _group(audit, "How faithful are the explanations?", FAITHFUL, WHY_FAITHFUL),
         _group(audit, "How stable are they?", STABLE, WHY_STABLE),
         _group(audit, "How readable are the heatmaps?", SHAPE, WHY_SHAPE),
@@ -62,7 +81,7 @@ def report_html(audit: Audit, gate: Gate | None = None) -> str:
 
 
 WHY_FAITHFUL = (
-    "An explanation is faithful when it tells what the model really uses. So it is put in the model's place and must "
+    "An explanation is faithful when it says what the model really uses. So it is put in the model's place and must "
     "come to the same class; and what it calls unimportant is replaced by noise, which must not matter much. The "
     "dashed tick, in numbers under “beside”, is what chance gives: a value close to it means nothing."
 )
@@ -78,7 +97,8 @@ def _head(audit: Audit, label: str) -> str:
     d = audit.data
     return (
         f"<h1>Audit of {esc(label)}</h1><p class='lead'>{esc(audit.time.replace('T', ' ').replace('+00:00', ' UTC'))}; "
-        f"{d['n']} images of {esc(d['spec'])}, {d['n_explained']} of them explained; "
+        f"{d['n']} images of {esc(d['spec'])}, {d['n_explained']} of them explained"
+        f"{'; taken: ' + esc(d['sample']) if 'sample' in d else ''}; "
         f"{len(audit.explainers)} explainer{'' if len(audit.explainers) == 1 else 's'}.</p>"
     )
 
@@ -94,49 +114,94 @@ def _gate(gate: Gate) -> str:
     )
 
 
-def _verdict(audit: Audit) -> str:
-    level, found = verdict(audit), findings(audit)
-    doubtful = [name for name in audit.explainers if any(f.about == name and f.level != "good" for f in found)]
-    sound = len(audit.explainers) - len(doubtful)
-    said = f"{sound} of {len(audit.explainers)} explainers hold in every check"
-    said += f"; look closer at {', '.join(doubtful)}." if doubtful else "."
-    parts = [
-        f"<div class='verdict {level}'><h2>{HEADLINE[level]}</h2>"
-        + (f"<p>{esc(said)}</p>" if audit.explainers else "")
-        + _finds(f for f in found if not f.about)
-    ]
+def _headline(audit: Audit) -> str:
+    level, text = headline(audit)
+    rows = "".join(
+        f"<li class={a.level!r}>{esc(a.question)} <b>{esc(a.text)}.</b></li>" for a in (reasons(audit), believed(audit))
+    )
+    return f"<div class='verdict {level}'><h2>{esc(text)}</h2><ul class='finds'>{rows}</ul></div>"
+
+
+def _reasons(audit: Audit) -> str:
+    """Say what each class hangs on, with pictures, before anything is said of explanations."""
+    answer = reasons(audit)
+    entries = to_look_at(audit)
+    about = audit.reliance or {}
+    beside_pictures = {f["sentence"] for f in entries}
+    parts = [f"<section class='verdict {answer.level}'><h2>{esc(answer.question)}</h2>{_short(answer)}"]
+    parts += [_finding(f, audit.finding_pictures.get(f["name"])) for f in entries]
+    parts.append(_finds(f for f in answer.sentences if f.text not in beside_pictures))
+    if about.get("images"):
+        heat = ", ".join([str(about["source"]), *about.get("sources", {})])
+        parts.append(
+            f"<p class='pale small'>Measured by hiding and transplanting on {esc(about['images'])}; deciding regions "
+            f"by {esc(heat)}; {about['passes_per_image']:.0f} passes of the model per image.</p>"
+        )
+    return "".join(parts) + "</section>"
+
+
+def _finding(f: Mapping[str, Any], pictures: list[dict[str, Any]] | None) -> str:
+    level = "bad" if f["verdict"] == "found" else "warn"
+    shown = "".join(
+        f"<figure><img src='{p['whole']}' alt='image {esc(p['id'])}' title='{esc(p['id'])}'>"
+        + (f"<img class='spot' src='{p['spot']}' alt='the deciding region of {esc(p['id'])}'>" if p["spot"] else "")
+        + "</figure>"
+        for p in pictures or ()
+    )
+    none = "<p class='pale small'>Its pictures are on the page that was written with the audit itself.</p>"
+    concepts = "".join(
+        f"<li>{esc(c['explainer'])}: {esc(c['label'])} ({c['share']:.0%} of its heat lies in the region, it adds "
+        f"{_signed(c['adds'])})</li>"
+        for c in f.get("concepts", ())
+    )
+    involved = f"<p class='small'>Concepts that show it:</p><ul class='small'>{concepts}</ul>" if concepts else ""
+    title = "Look at these pictures" if level == "warn" else "Found"
+    return (
+        f"<div class='finding {level}'><h3>{title}: {esc(f['name'])}</h3><p>{esc(f['sentence'])}</p>"
+        f"<div class='spots'>{shown or none}</div>{involved}<p><b>What to do.</b> {esc(f['advice'])}</p></div>"
+    )
+
+
+def _short(answer: Answer) -> str:
+    return f"<p><b>{esc(answer.text)}.</b></p>"
+
+
+def _believed(audit: Audit) -> str:
+    answer = believed(audit)
+    parts = [f"<section class='verdict {answer.level}'><h2>{esc(answer.question)}</h2>{_short(answer)}"]
+    parts.append(_finds(f for f in answer.sentences if not f.about))
     for name, info in audit.explainers.items():
-        mine = [f for f in found if f.about == name]
+        mine = [f for f in answer.sentences if f.about == name]
         parts.append(
             f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', 'not verified'))}</span></h3>{_finds(mine)}"
         )
-    return "".join(parts) + "</div>"
+    return "".join(parts) + "</section>"
 
 
-def _finds(found: Iterable[Finding]) -> str:
-    return f"<ul class='finds'>{''.join(f'<li class={f.level!r}>{esc(f.text)}</li>' for f in found)}</ul>"
+def _finds(sentences: Iterable[Finding]) -> str:
+    return f"<ul class='finds'>{''.join(f'<li class={f.level!r}>{esc(f.text)}</li>' for f in sentences)}</ul>"
 
 
 def _looks_at(audit: Audit) -> str:
     parts = ["<h2>What the model looks at</h2>"]
     if not audit.pictures:
         return parts[0] + "<p class='pale'>Pictures are on the page that was written with the audit itself.</p>"
-    for name, seen in audit.pictures.items():
+    for name, shown in audit.pictures.items():
         info = audit.explainers.get(name, {})
         layer = f", layer {esc(info['layer'])}" if info.get("layer") else ""
         parts.append(f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', ''))}{layer}</span></h3>")
-        if seen["concepts"]:
+        if shown["concepts"]:
             parts.append(
                 "<p class='pale'>Each row is a concept: images that show it most, where it is seen in red, and what it "
                 "adds to (+) or takes from (&minus;) the score of the classes it matters for.</p>"
             )
-            parts += [_concept(c) for c in seen["concepts"]]
-        if seen["examples"]:
+            parts += [_concept(c) for c in shown["concepts"]]
+        if shown["examples"]:
             parts.append(
                 "<p class='pale'>Single images: the prediction, then the concepts behind it, the strongest first. Red "
                 "counts for the class, blue against it.</p>"
             )
-            parts += [_case(e) for e in seen["examples"]]
+            parts += [_case(e) for e in shown["examples"]]
     return "".join(parts)
 
 
@@ -171,6 +236,24 @@ def _case(e: Mapping[str, Any]) -> str:
 def _signed(x: float) -> str:
     x = 0.0 if abs(x) < 0.005 else x
     return f"<span class='{'pos' if x >= 0 else 'neg'}'>{'+' if x >= 0 else '&minus;'}{abs(x):.2f}</span>"
+
+
+def _measured_on(audit: Audit) -> str:
+    """Say how many images each explainer did not know; audits of earlier releases did not store that."""
+    about = {name: info["held_out"] for name, info in audit.explainers.items() if info.get("held_out")}
+    if not about:
+        return ""
+    rows = "".join(f"<dt>{esc(name)}</dt><dd>{esc(held_out_words(entry))}.</dd>" for name, entry in about.items())
+    return (
+        "<h2>Which images were they measured on?</h2><p class='pale'>Only on images that no explainer depends on: "
+        f"{esc(audit.data.get('explained') or audit.data['n_explained'])} were explained.</p><dl>{rows}</dl>"
+    )
+
+
+def _data_quality(audit: Audit) -> str:
+    """Say which labels and images of the data look wrong."""
+    rows = "".join(f"<li>{esc(line)}</li>" for line in data_sentences(audit.data))
+    return f"<h2>Can the data be trusted?</h2><ul>{rows}</ul>" if rows else ""
 
 
 def _group(audit: Audit, title: str, metrics: tuple[str, ...], why: str) -> str:
@@ -214,11 +297,13 @@ def _range(m: Measure) -> str:
 
 
 def _model(audit: Audit) -> str:
-    own = {
-        k: m for k, m in audit.metrics.items() if k.startswith("model/") and not split(k)[1] and m.status == "passed"
+    metrics = {
+        k: m
+        for k, m in audit.metrics.items()
+        if k.startswith("model/") and not split(k)[1] and not k.startswith("model/reliance/") and m.status == "passed"
     }
-    classes = {k: m for k, m in own.items() if k.startswith("model/accuracy/")}
-    rest = {k: m for k, m in own.items() if k not in classes}
+    classes = {k: m for k, m in metrics.items() if k.startswith("model/accuracy/")}
+    rest = {k: m for k, m in metrics.items() if k not in classes}
     if not rest:
         return ""
     order = sorted(rest, key=lambda k: (k != "model/accuracy", k not in ("model/nll", "model/ece"), k))
@@ -230,7 +315,31 @@ def _model(audit: Audit) -> str:
             for k, m in classes.items()
         )
         parts.append(f"<h3>Right, by class</h3><div class='bars'>{bars}</div>")
-    return "".join(parts)
+    return "".join(parts) + _reliance_table(audit)
+
+
+def _reliance_table(audit: Audit) -> str:
+    """Show the numbers behind the findings: for each class its score and the measures that have a null."""
+    rows: dict[str, dict[str, Measure]] = {}
+    for name, m in audit.metrics.items():
+        _, _, metric = split(name)
+        if metric.startswith("reliance/") and metric.count("/") > 1:
+            _, owner, measure = metric.split("/", 2)
+            if owner != "worst":
+                rows.setdefault(owner, {})[measure] = m
+    if not rows:
+        return ""
+    columns = [c for c in RELIANCE_SHOWN if any(c in row for row in rows.values())]
+    head = "".join(f"<th class='num'>{esc(words('model/reliance/x/' + c)[0])}</th>" for c in columns)
+    body = "".join(
+        f"<tr><td>{esc(owner)}</td>" + "".join(f"<td class='num'>{_cell(row.get(c))}</td>" for c in columns) + "</tr>"
+        for owner, row in rows.items()
+    )
+    return (
+        "<h3>What each class hangs on, in numbers</h3><p class='pale'>Shares of images; in brackets the same with a "
+        "region from elsewhere, or with what another image has. More measures and their intervals are in the JSON.</p>"
+        f"<div class='scroll'><table><thead><tr><th>class</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _layers(audit: Audit) -> str:
@@ -308,7 +417,7 @@ def _card(audit: Audit) -> str:
     )
     m, d = audit.model, audit.data
     shape = " x ".join(str(n) for n in m["input_shape"])
-    known = [
+    facts = [
         ("classes", f"{len(m['classes'])}: {', '.join(m['classes'][:20])}{', …' if len(m['classes']) > 20 else ''}"),
         ("input", f"images of {shape} (channels, height, width)"),
         ("size", f"{m['parameters']:,} parameters"),
@@ -316,7 +425,7 @@ def _card(audit: Audit) -> str:
         ("model digest", m["digest"]),
         ("data digest", d["digest"]),
     ]
-    rows += "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in known)
+    rows += "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in facts)
     missing = [key for key, value in fields.items() if not value]
     hint = (
         f"<p class='pale'>{len(missing)} of {len(fields)} fields are missing; give them in a file: "

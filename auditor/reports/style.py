@@ -28,6 +28,10 @@ padding:14px 20px;margin:18px 0}.verdict h2{border:0;padding:0;margin:0 0 .3em;c
 ul.finds{list-style:none;padding:0;margin:.4em 0}ul.finds li{padding:3px 0 3px 26px;position:relative}
 ul.finds li::before{position:absolute;left:0;color:var(--mark);font-weight:700;content:"\\2713"}
 ul.finds li.warn::before{content:"!";left:5px}ul.finds li.bad::before{content:"\\2717"}
+section.verdict h2{font-size:1.25em}.finding{border-top:1px solid var(--line);padding:2px 0 8px}
+.finding h3{color:var(--mark)}.spots{display:flex;flex-wrap:wrap;gap:10px}.spots figure{margin:0;width:144px}
+.spots img{width:144px;border-radius:4px;display:block;background:#888}.spots img.spot{width:auto;max-width:100%;
+height:52px;margin-top:4px;border:2px solid var(--pos);image-rendering:pixelated}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:14px}
 th{font-weight:600;text-align:left;color:var(--pale);font-size:12.5px}
 td,th{padding:6px 10px 6px 0;border-bottom:1px solid var(--line);vertical-align:top}
@@ -51,6 +55,7 @@ dl{grid-template-columns:1fr}}
 --good:#1a7f4b;--warn:#a86200;--bad:#c2261f;--accent:#2c6bd2;--pos:#d62728;--neg:#1f5ac8}
 body{max-width:none;padding:0;font-size:12.5px;-webkit-print-color-adjust:exact;print-color-adjust:exact}
 h2,h3,h2+p,h3+p{break-after:avoid}tr,.verdict{break-inside:avoid}.scroll{overflow:visible}
+.finding{break-inside:avoid}.spots figure,.spots img{width:96px}
 .shots img,.case img{width:58px;height:58px}.case figure{width:96px}table{font-size:11.5px}}
 """
 
@@ -110,14 +115,14 @@ def interval(m: Measure, width: int = 140) -> str:
 
 def histogram(values: Sequence[float], width: int = 140, height: int = 34, bins: int = 20) -> str:
     """Draw how per-image values spread, with the smallest and the largest."""
-    kept = [v for v in values if v == v]
-    if len(kept) < 2:
+    numbers = [v for v in values if v == v]
+    if len(numbers) < 2:
         return ""
-    low, high = min(kept), max(kept)
+    low, high = min(numbers), max(numbers)
     if not high - low > SAME * max(1.0, abs(high)):
         return ""
     counts = [0] * bins
-    for v in kept:
+    for v in numbers:
         counts[min(bins - 1, int((v - low) / (high - low) * bins))] += 1
     return bars(counts, number(low), number(high), width, height)
 

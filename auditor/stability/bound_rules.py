@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node
 from auditor.kernels.networks.operator_norm import convolution_norm, matrix_norm
+from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node
 from auditor.network.linear_maps import PADDED_BY_NAME, TRANSPOSED
-from auditor.stability.bound_signal import Op, Shape, Signal, added, joined, repeats
 from auditor.network.weight_layers import PRODUCTS, constant_value
+from auditor.stability.bound_signal import Op, Shape, Signal, added, joined, repeats
 
 aten = torch.ops.aten
 INF = math.inf
@@ -73,7 +73,7 @@ class Walk:
 
     graph: AtenGraph
     pinned: frozenset[Node]
-    known: dict[Node, Signal]
+    signals: dict[Node, Signal]
 
     def step(self, node: Node) -> Signal:
         """Return the signal of ``node`` from those of its inputs."""
@@ -88,11 +88,11 @@ class Walk:
             raise NoBound(f"{name_of(node)} has no global Lipschitz constant that is known")
         if self.graph.folds(node, self.pinned):
             linear = node.args[0]
-            return self._linear(linear, self.known[linear.args[0]], self._slope(node))
-        child = next((a for a in node.args if isinstance(a, Node) and a in self.known), None)
+            return self._linear(linear, self.signals[linear.args[0]], self._slope(node))
+        child = next((a for a in node.args if isinstance(a, Node) and a in self.signals), None)
         if child is None or any(n in self.graph.live and n is not child for n in node.all_input_nodes):
             raise NoBound(f"{name_of(node)} combines signals in a way without a rule")
-        a = self.known[child]
+        a = self.signals[child]
         if target is operator.getitem:
             if child.target in SPLITS:
                 return a.scaled(1.0, _shape(node))
@@ -253,10 +253,10 @@ class Walk:
         if node.target is aten.adaptive_max_pool2d.default:
             shares = []
             for n, m in zip(a.shape[-2:], shape[-2:], strict=True):
-                seen = torch.zeros(n)
+                windows = torch.zeros(n)
                 for o in range(m):
-                    seen[o * n // m : -(-(o + 1) * n // m)] += 1
-                shares.append(int(seen.max()))
+                    windows[o * n // m : -(-(o + 1) * n // m)] += 1
+                shares.append(int(windows.max()))
         else:
             rank = 1 if node.target is aten.max_pool1d.default else 2
             kernel, stride, _, dilation = _filled(rest, [[], [], 0, 1])[:4]
@@ -280,8 +280,8 @@ class Walk:
         alpha = float(node.kwargs.get("alpha", 1)) * (-1 if node.target is aten.sub.Tensor else 1)
         factors = (1.0, alpha)
         parts = [
-            (self.known[a], c) for a, c in zip(node.args[:2], factors, strict=True)
-            if isinstance(a, Node) and a in self.known
+            (self.signals[a], c) for a, c in zip(node.args[:2], factors, strict=True)
+            if isinstance(a, Node) and a in self.signals
         ]  # fmt: skip
         if not parts:
             raise NoBound(f"{name_of(node)} combines signals in a way without a rule")
@@ -292,7 +292,7 @@ class Walk:
         live = [a for a in (left, right) if isinstance(a, Node) and a in self.graph.live]
         if len(live) != 1 or (node.target is aten.div.Tensor and live[0] is right):
             raise NoBound(f"{name_of(node)} multiplies two signals: no constant without bounds on their size")
-        a, shape = self.known[live[0]], _shape(node)
+        a, shape = self.signals[live[0]], _shape(node)
         other = torch.as_tensor(constant_value(self.graph, right if live[0] is left else left)).double()
         factor = 1 / other if node.target in (aten.div.Tensor, aten.div.Scalar) else other
         size = float(factor.abs().max()) * repeats(a.shape, shape)
@@ -304,7 +304,7 @@ class Walk:
         dim = int(node.args[1]) if len(node.args) > 1 else 0
         if dim % len(_value(node).shape) == 0:
             raise NoBound(f"{name_of(node)} mixes the images of a batch")
-        parts = [self.known[n] for n in nodes if n in self.known]
+        parts = [self.signals[n] for n in nodes if n in self.signals]
         join = torch.cat if node.target is aten.cat.default else torch.stack
         if len(parts) < len(nodes):  # something constant, like a class token, stands between
             return joined(parts, shape, None)

@@ -57,7 +57,7 @@ class Signal:
         if self._norm is None:
             self._norm = 1.0
             if self.matrix is not None:
-                self._norm = matrix_norm(self.matrix.flatten(1))
+                self._norm = matrix_norm(self.matrix.reshape(len(self.matrix), -1))
             elif self.scale is not None:
                 self._norm = float(self.scale.max())
         return self._norm

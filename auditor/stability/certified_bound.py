@@ -1,7 +1,7 @@
 """Certified bound: how much a layer can move at most when the pixels move, anywhere, proved from the weights.
 
 The graph is walked from the pixels (in [0, 1]; the division by std is part of the map) to the layer, every operation
-with its own constant (`lipschitz_rules`); batch norm is folded, branches are added. The bound holds for the network as
+with its own constant (`bound_rules`); batch norm is folded, branches are added. The bound holds for the network as
 a function of real numbers: a run in float32 may exceed it by its own rounding.
 """
 
@@ -13,15 +13,14 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from auditor.network.aten_graph import AtenGraph, Node
 from auditor.errors import AuditError
+from auditor.network.aten_graph import AtenGraph, Node, graph_of
 from auditor.stability.bound_rules import NoBound, Walk
 from auditor.stability.bound_signal import Signal
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
 
 ROUNDING = 1e-9  # relative, on top of what each norm allows for: sums and products of the constants themselves
-_KNOWN: WeakKeyDictionary[Subject, dict[str, tuple[Bound, Bound]]] = WeakKeyDictionary()
+_BOUNDS: WeakKeyDictionary[Subject, dict[str, tuple[Bound, Bound]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,36 +45,36 @@ def certified_bound(subject: Subject, layer: str) -> Bound:
 
 def bounds_of(subject: Subject, layer: str) -> tuple[Bound, Bound]:
     """Return the bounds of the layer's change and of its Jacobian's change (zeroth and first order)."""
-    known = _KNOWN.setdefault(subject, {})
-    if layer not in known:
+    bounds = _BOUNDS.setdefault(subject, {})
+    if layer not in bounds:
         try:
             graph = graph_of(subject)
             node = graph.layer(layer)
         except AuditError as error:
             nothing = Bound(None, f"the network's graph could not be read: {error}")
             return nothing, nothing
-        known[layer] = bounds_at(graph, node, subject.preprocessing.std)
-    return known[layer]
+        bounds[layer] = bounds_at(graph, node, subject.preprocessing.std)
+    return bounds[layer]
 
 
 def bounds_at(graph: AtenGraph, node: Node, std: tuple[float, ...]) -> tuple[Bound, Bound]:
     """Return both bounds at a node of the graph."""
     scale = 1 / torch.tensor(std, dtype=torch.float64).view(-1, *[1] * (len(graph.shape) - 1))
-    known = {graph.input: Signal(graph.shape, 1.0, 0.0, scale=scale)}
+    signals = {graph.input: Signal(graph.shape, 1.0, 0.0, scale=scale)}
     pinned = frozenset({node})
-    walk = Walk(graph, pinned, known)
+    walk = Walk(graph, pinned, signals)
     needed = graph.before(node) & graph.live
     folded = {n.args[0] for n in needed if graph.folds(n, pinned)}
     try:
         with torch.no_grad():
             for step in graph.steps:
-                if step in needed and step not in folded and step not in known:
-                    known[step] = walk.step(step)
+                if step in needed and step not in folded and step not in signals:
+                    signals[step] = walk.step(step)
     except NoBound as error:
         return Bound(None, str(error)), Bound(None, str(error))
-    if node not in known:  # nothing of the image arrives here
+    if node not in signals:  # nothing of the image arrives here
         return Bound(0.0), Bound(0.0)
-    end = known[node]
+    end = signals[node]
     first, second = end.first * (1 + ROUNDING), end.second * (1 + ROUNDING)
     if not math.isfinite(first):
         return Bound(None, "the bound is not finite"), Bound(None, "the bound is not finite")

@@ -49,17 +49,6 @@ class Stability:
         return asdict(self)
 
 
-def stability(
-    subject: Subject, image: Tensor, layer: str, target: int, *, samples: int = 8, radius: float = 0.02, seed: int = 0
-) -> Stability:
-    """Return the stability of the decision on one image (channels, height, width).
-
-    ``radius`` is the root mean square change per pixel component: 0.02 is five grey levels of 255.
-    """
-    _check(samples, radius)
-    return Sampler(subject, layer, samples, samples, radius, seed).measure(image[None], [target])[0]
-
-
 def stabilities(
     subject: Subject,
     images: Tensor,
@@ -67,19 +56,19 @@ def stabilities(
     targets: Sequence[int],
     *,
     mode: Mode = "fast",
-    samples: int = 8,
+    noise_samples: int = 8,
     radius: float = 0.02,
     seed: int = 0,
 ) -> list[Stability]:
     """Return the stability of the decision on every image of a batch; the batch size never changes a result."""
     if len(targets) != len(images):
         raise OptionError(f"stabilities: want one target per image, got {len(targets)} for {len(images)} images.")
-    sampler = make_sampler(subject, layer, mode=mode, samples=samples, radius=radius, seed=seed)
+    sampler = make_sampler(subject, layer, mode=mode, noise_samples=noise_samples, radius=radius, seed=seed)
     return sampler.measure(images, targets)
 
 
 def make_sampler(
-    subject: Subject, layer: str, *, mode: Mode = "fast", samples: int = 8, radius: float = 0.02, seed: int = 0
+    subject: Subject, layer: str, *, mode: Mode = "fast", noise_samples: int = 8, radius: float = 0.02, seed: int = 0
 ) -> Sampler:
     """Return the sampler of a mode.
 
@@ -87,23 +76,24 @@ def make_sampler(
     with 8 samples the cost of at most 14 forward passes per image. ``full`` takes gradients at all copies and adds
     the worst directions by 20 power iterations.
     """
-    _check(samples, radius)
+    if noise_samples < 1 or not radius > 0:
+        raise OptionError(f"stability: want noise_samples >= 1 and radius > 0, got {noise_samples} and {radius}.")
     if mode not in ("fast", "full"):
         raise OptionError(f"stabilities: mode must be fast or full, got {mode!r}.")
-    n_gradients = (samples + 1) // 2 if mode == "fast" else samples
-    return Sampler(subject, layer, samples, n_gradients, radius, seed, worst=mode == "full")
+    n_gradients = (noise_samples + 1) // 2 if mode == "fast" else noise_samples
+    return Sampler(subject, layer, noise_samples, n_gradients, radius, seed, worst=mode == "full")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a pass by somebody else gave for images (n) and their copies without gradient (n, copies), in this order."""
+class SharedPass:
+    """What a pass outside the sampler gave for images (n) and their copies without gradient (n, copies)."""
 
     activations: Tensor  # (n, 1 + copies, …) of the layer
     logits: Tensor  # (n, 1 + copies, classes)
 
-    def rows(self, some: slice) -> Seen:
+    def rows(self, some: slice) -> SharedPass:
         """Return the same of some images."""
-        return Seen(self.activations[some], self.logits[some])
+        return SharedPass(self.activations[some], self.logits[some])
 
 
 class Sampler:
@@ -113,17 +103,17 @@ class Sampler:
         self,
         subject: Subject,
         layer: str,
-        samples: int,
+        noise_samples: int,
         n_gradients: int,
         radius: float,
         seed: int,
         worst: bool = False,
     ) -> None:
-        self.subject, self.layer, self.samples, self.n_gradients = subject, layer, samples, n_gradients
+        self.subject, self.layer, self.noise_samples, self.n_gradients = subject, layer, noise_samples, n_gradients
         self.radius, self.worst = radius, worst
         generator = torch.Generator().manual_seed(seed)
         shape = subject.input_shape
-        noise = torch.randn(samples, *shape, generator=generator)
+        noise = torch.randn(noise_samples, *shape, generator=generator)
         self.size = radius * noise[0].numel() ** 0.5
         noise = noise * (self.size / noise.flatten(1).norm(dim=1).clamp_min(1e-12))[:, None, None, None]
         self.noise = noise.to(subject.device, subject.dtype)
@@ -132,20 +122,20 @@ class Sampler:
         self.bound, self.bound_reason = certified.value, certified.reason
 
     def copies(self, images: Tensor) -> Tensor:
-        """Return the noisy copies (images, copies, …) that need no gradient: any engine may run them, see ``Seen``."""
+        """Return the noisy copies (images, copies, …) that need no gradient, for a ``SharedPass`` by any engine."""
         moved: Tensor = images.to(self.noise)[:, None] + self.noise[self.n_gradients :]
         return moved
 
-    def measure(self, images: Tensor, targets: Sequence[int], seen: Seen | None = None) -> list[Stability]:
+    def measure(self, images: Tensor, targets: Sequence[int], shared: SharedPass | None = None) -> list[Stability]:
         """Return the stability of every image, as many at once as memory should hold."""
-        at_once = max(1, MOST_NUMBERS // ((self.samples + 3) * max(1, self.noise[0].numel())))
-        found: list[Stability] = []
+        at_once = max(1, MOST_NUMBERS // ((self.noise_samples + 3) * max(1, self.noise[0].numel())))
+        measured: list[Stability] = []
         for start in range(0, len(images), at_once):
             some = slice(start, start + at_once)
-            found += self._measure(images[some], list(targets)[some], None if seen is None else seen.rows(some))
-        return found
+            measured += self._measure(images[some], list(targets)[some], None if shared is None else shared.rows(some))
+        return measured
 
-    def _measure(self, images: Tensor, targets: Sequence[int], seen: Seen | None) -> list[Stability]:
+    def _measure(self, images: Tensor, targets: Sequence[int], shared: SharedPass | None) -> list[Stability]:
         x = images.to(self.subject.device, self.subject.dtype)
         n, local = len(x), torch.zeros(len(x), dtype=torch.float64, device=x.device)
         with_gradient = x[:, None] + self.noise[: self.n_gradients]
@@ -155,21 +145,21 @@ class Sampler:
             with_gradient = torch.cat([with_gradient, (x + step)[:, None], (x - step)[:, None]], 1)
         a, logits, g = self._run(torch.cat([x[:, None], with_gradient], 1), targets)
         moved, same = _moved(a), _same(logits)
-        if self.n_gradients < self.samples:
-            if seen is None:
+        if self.n_gradients < self.noise_samples:
+            if shared is None:
                 with torch.no_grad():
-                    rest, found = self.subject.run(self.copies(x).flatten(0, 1), [self.layer])
-                a = torch.cat([a[:, :1], found[self.layer].flatten(1).double().view(n, -1, a.shape[2])], 1)
+                    rest, activations = self.subject.run(self.copies(x).flatten(0, 1), [self.layer])
+                a = torch.cat([a[:, :1], activations[self.layer].flatten(1).double().view(n, -1, a.shape[2])], 1)
                 logits = torch.cat([logits[:, :1], rest.view(n, -1, logits.shape[2])], 1)
             else:  # compared with the image as the same engine sees it
-                a, logits = seen.activations.to(x.device).flatten(2).double(), seen.logits.to(x.device)
+                a, logits = shared.activations.to(x.device).flatten(2).double(), shared.logits.to(x.device)
             moved, same = torch.cat([moved, _moved(a)], 1), torch.cat([same, _same(logits)], 1)
         c1 = moved.amax(1) / self.size
         c2 = _moved(g).amax(1) / self.size
         cosine = torch.nn.functional.cosine_similarity(g[:, 1:], g[:, :1], dim=2).clamp_min(0).mean(1)
         cosine = torch.where(g.flatten(1).any(1), cosine, torch.ones_like(cosine))  # a constant model: nothing moves
         return [
-            Stability(float(first), float(second), self.radius, self.samples, self.bound, float(score))
+            Stability(float(first), float(second), self.radius, self.noise_samples, self.bound, float(score))
             for first, second, score in zip(torch.maximum(c1, local), c2, same.mean(1) * cosine, strict=True)
         ]
 
@@ -179,9 +169,9 @@ class Sampler:
         flat = x.flatten(0, 1).detach().requires_grad_(True)
         wanted = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
         with torch.enable_grad():
-            logits, found = self.subject.run(flat, [self.layer])
+            logits, activations = self.subject.run(flat, [self.layer])
             (g,) = torch.autograd.grad(logits.gather(1, wanted[:, None]).sum(), flat)
-        a = found[self.layer].detach().flatten(1).double()
+        a = activations[self.layer].detach().flatten(1).double()
         return a.view(n, copies, -1), logits.detach().view(n, copies, -1), g.flatten(1).double().view(n, copies, -1)
 
     def _power(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,8 +192,3 @@ def _moved(a: Tensor) -> Tensor:
 def _same(logits: Tensor) -> Tensor:
     """Return 1 for every copy with the class of its image."""
     return (logits[:, 1:].argmax(2) == logits[:, :1].argmax(2)).double()
-
-
-def _check(samples: int, radius: float) -> None:
-    if samples < 1 or not radius > 0:
-        raise OptionError(f"stability: want samples >= 1 and radius > 0, got {samples} and {radius}.")

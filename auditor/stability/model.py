@@ -23,16 +23,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from auditor.network.aten_graph import Node
 from auditor.errors import AuditError, ModelError
-from auditor.explainers.base import Progress, silent
 from auditor.kernels.networks.jacobian_norm import largest_singular_values, pull, unit
-from auditor.stability.certified_bound import Bound, bounds_at
 from auditor.metrics.measure import Measure, skipped
+from auditor.network.aten_graph import Node, graph_of
 from auditor.network.untrained_twin import untrained, untrained_graph
-from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
 from auditor.network.weight_layers import WeightLayer, weight_layers
+from auditor.progress import Progress, silent
+from auditor.stability.certified_bound import Bound, bounds_at
+from auditor.subject.subject import Subject
 
 NAMES = ("c1_sampled", "c1_local", "c1_certified", "c2_sampled", "c2_local", "c2_certified")
 RADIUS = 0.02  # root mean square per pixel component, as in `stability`
@@ -45,7 +44,7 @@ NULL_CERTIFIED = 2e8  # multiplications of a forward pass up to which the null m
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Constants:
     """Sampled and local constants of images, one number each per image."""
 
     c1_sampled: Tensor
@@ -80,21 +79,21 @@ def model_stability(
         if cost <= NULL_CERTIFIED:
             proofs = bounds_at(untrained_graph(graph, new), below, std)
     progress("stability", 3, 3)
-    found = {}
+    measures = {}
     for name in ("c1_sampled", "c1_local", "c2_sampled", "c2_local"):
         values: Tensor = getattr(ours, name)
-        found[name] = _largest(values, float(getattr(null, name).max()))
+        measures[name] = _largest(values, float(getattr(null, name).max()))
     for name, bound, proof in zip(("c1_certified", "c2_certified"), bounds, proofs, strict=True):
         if bound.value is None:
-            found[name] = skipped(bound.reason, "down")
+            measures[name] = skipped(bound.reason, "down")
         else:
-            found[name] = Measure(bound.value, null=proof.value, direction="down")
-    return {name: found[name] for name in NAMES}
+            measures[name] = Measure(bound.value, null=proof.value, direction="down")
+    return {name: measures[name] for name in NAMES}
 
 
 def measured(
     subject: Subject, top: str, images: Tensor, *, seed: int = 0, n_steps: int = POWER_STEPS, samples: int = SAMPLES
-) -> Found:
+) -> Constants:
     """Return sampled and local constants of the input of the layer ``top`` at every image."""
     f = input_of(subject, top)
     generator = torch.Generator().manual_seed(seed)
@@ -113,7 +112,7 @@ def measured(
         parts = [_at(f, x[r], a[r], start[r], [d[r] for d in steps], u, size, n_steps) for r in chunks]
         sampled, local, c2_sampled, c2_local = (torch.cat(column) for column in zip(*parts, strict=True))
     sampled = torch.maximum(sampled, c1)
-    return Found(sampled, torch.maximum(local, sampled), c2_sampled, torch.maximum(c2_local, c2_sampled))
+    return Constants(sampled, torch.maximum(local, sampled), c2_sampled, torch.maximum(c2_local, c2_sampled))
 
 
 def _at(
@@ -167,10 +166,10 @@ def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
     module = subject.module.get_submodule(name)
 
     def run(x: Tensor) -> Tensor:
-        kept: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def keep(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            kept.append(args[0].clone())
+            inputs.append(args[0].clone())
 
         handle = module.register_forward_pre_hook(keep)
         try:
@@ -178,7 +177,7 @@ def input_of(subject: Subject, name: str) -> Callable[[Tensor], Tensor]:
                 subject.forward(part)
         finally:
             handle.remove()
-        return torch.cat(kept)
+        return torch.cat(inputs)
 
     return run
 

@@ -1,8 +1,9 @@
-"""Probe: one forward and one backward pass tell which layers of a network can be explained.
+"""Probe: one forward and one backward pass show which layers of a network can be explained.
 
-A layer can be explained when it is called once, its output is one tensor, and **every path from the image to the logits
-runs through it**: then the rest of the network is a function of its output alone. That is a question about the autograd
-graph of one pass: with the layer's node taken out, the image must not be reachable from the logits.
+A layer can be explained when its output is one tensor and **every path from the image to the logits runs through it**:
+then the rest of the network is a function of its output alone. That is a question about the autograd graph of one pass:
+with the layer's node taken out, the image must not be reachable from the logits. Each call of a module that runs
+several times is a layer of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import ModelError
+from auditor.subject.layer_calls import named_call
 from auditor.subject.layers import Layer, Layout, layout_of
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ N_IMAGES = 3
 
 
 @dataclass(slots=True)
-class _Seen:
+class _Output:
     """What one call of a module put out; an in-place successor may change the tensor later, so a copy is kept."""
 
     value: Tensor
@@ -37,17 +39,21 @@ def probe(subject: Subject) -> list[Layer]:
     generator = torch.Generator().manual_seed(0)
     n = N_IMAGES if subject.max_batch is None else subject.max_batch
     x = torch.rand(n, *subject.input_shape, generator=generator).to(subject.device, subject.dtype).requires_grad_(True)
-    outputs: dict[str, list[_Seen | None]] = {}
+    outputs: dict[str, list[_Output | None]] = {}
+    order: list[tuple[str, int, _Output | None]] = []  # module, number of the call, what it put out
     inputs: list[Tensor] = []  # of every module, in the order in which they finish
 
     def keep(name: str) -> Any:
         def hook(_module: nn.Module, args: Any, output: Any) -> None:
             if args and isinstance(args[0], Tensor) and args[0].requires_grad:
                 inputs.append(args[0])
-            seen = (
-                _Seen(output.detach().clone(), output.grad_fn, output.output_nr) if isinstance(output, Tensor) else None
+            value = (
+                _Output(output.detach().clone(), output.grad_fn, output.output_nr)
+                if isinstance(output, Tensor)
+                else None
             )
-            outputs.setdefault(name, []).append(seen)
+            outputs.setdefault(name, []).append(value)
+            order.append((name, len(outputs[name]), value))
 
         return hook
 
@@ -65,17 +71,26 @@ def probe(subject: Subject) -> list[Layer]:
         gradients = _gradients(x, [logits, *reversed(inputs)], outputs, generator)
     root, leaf = logits.grad_fn, _leaf_of(x)
     first: dict[Any, str] = {}  # the outermost name of each output
-    found = []
-    for name, seen in outputs.items():
-        kind = _type_name(subject.module.get_submodule(name))
-        found.append(_judge(name, kind, seen, n, subject.input_shape[1:], root, leaf, gradients, first))
-    return found
+    layers = []
+    for name, number, output in order:
+        kind, n_calls = _type_name(subject.module.get_submodule(name)), len(outputs[name])
+        if n_calls > 1 and number == 1:
+            layers.append(_not_one(name, kind, output, n_calls))
+        layer = named_call(name, number if n_calls > 1 else None)
+        layers.append(_judge(layer, kind, output, n, subject.input_shape[1:], root, leaf, gradients, first))
+    return layers
+
+
+def _not_one(name: str, kind: str, output: _Output | None, n_calls: int) -> Layer:
+    shape = () if output is None else tuple(int(k) for k in output.value.shape[1:])
+    reason = f"it is called {n_calls} times in one pass; each call is a layer, {name}#1 to {name}#{n_calls}"
+    return Layer(name, kind, shape, None, False, False, reason)
 
 
 def _judge(
     name: str,
     kind: str,
-    calls: list[_Seen | None],
+    output: _Output | None,
     n: int,
     size: tuple[int, int],
     root: Any,
@@ -83,25 +98,22 @@ def _judge(
     gradients: dict[tuple[Any, int], Tensor],
     first: dict[Any, str],
 ) -> Layer:
-    seen = calls[0]
-    if seen is None:
+    if output is None:
         return Layer(name, kind, (), None, False, False, "its output is not one tensor")
-    z = seen.value
+    z = output.value
     shape, positive = tuple(int(k) for k in z.shape[1:]), bool((z >= 0).all())
 
     def refuse(reason: str, layout: Layout | None = None) -> Layer:
         return Layer(name, kind, shape, layout, positive, False, reason)
 
-    if len(calls) > 1:
-        return refuse(f"it is called {len(calls)} times in one pass")
     if z.ndim < 2 or z.shape[0] != n or z.ndim > 4 or not z.is_floating_point():
         return refuse(f"its output {tuple(z.shape)} is not (batch, …) with one to three dimensions per image")
     layout = layout_of(shape, size)
-    if seen.node is None:
+    if output.node is None:
         return refuse("it does not depend on the image", layout)
-    if _reaches(root, leaf, without=seen.node):
+    if _reaches(root, leaf, without=output.node):
         return refuse("part of the image reaches the logits past it (a skip connection)", layout)
-    slope = gradients.get((seen.node, seen.number))
+    slope = gradients.get((output.node, output.number))
     if layout.name == "tokens" and (slope is None or not bool(layout.to_positions(slope).any())):
         return refuse("its positions do not reach the logits, only its class token does", layout)
     mark = (shape, hashlib.sha256(z.float().contiguous().numpy(force=True).tobytes()).digest())
@@ -113,28 +125,30 @@ def _judge(
 
 
 def _gradients(
-    x: Tensor, roots: list[Tensor], outputs: dict[str, list[_Seen | None]], generator: torch.Generator
+    x: Tensor, roots: list[Tensor], outputs: dict[str, list[_Output | None]], generator: torch.Generator
 ) -> dict[tuple[Any, int], Tensor]:
     """Return the gradient of a random mix of logits by every output, from one backward pass.
 
     A head that is still all zero (torchvision's untrained transformers) passes no gradient on; then the input of the
     last module that does stands in for the logits.
     """
-    found: dict[tuple[Any, int], Tensor] = {}
+    by_output: dict[tuple[Any, int], Tensor] = {}
 
     def catch(node: Any) -> Any:
         def hook(gradients: tuple[Tensor | None, ...]) -> None:
             for number, gradient in enumerate(gradients):
                 if gradient is not None:
-                    found[node, number] = gradient.detach()
+                    by_output[node, number] = gradient.detach()
 
         return hook
 
-    nodes = {seen.node for calls in outputs.values() for seen in calls if seen is not None and seen.node is not None}
+    nodes = {
+        output.node for calls in outputs.values() for output in calls if output is not None and output.node is not None
+    }
     handles = [node.register_prehook(catch(node)) for node in nodes]
     try:
         for root in roots:
-            found.clear()
+            by_output.clear()
             mix = torch.randn(root.shape, generator=generator).to(root)
             (slope,) = torch.autograd.grad((root * mix).sum(), x, retain_graph=True)
             if bool(slope.any()):
@@ -142,7 +156,7 @@ def _gradients(
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return by_output
 
 
 def _leaf_of(x: Tensor) -> Any:
@@ -155,14 +169,14 @@ def _reaches(root: Any, leaf: Any, *, without: Any) -> bool:
     """Whether the leaf can be reached from the root when one node is taken out."""
     if root is without:
         return False
-    stack, known = [root], {root, without}
+    stack, visited = [root], {root, without}
     while stack:
         node = stack.pop()
         if node is leaf:
             return True
         for child, _ in node.next_functions:
-            if child is not None and child not in known:
-                known.add(child)
+            if child is not None and child not in visited:
+                visited.add(child)
                 stack.append(child)
     return False
 

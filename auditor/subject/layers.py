@@ -7,6 +7,7 @@ transformer block one per patch token (class and register tokens stand apart), a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from auditor.errors import ShapeError
 
+_PASSIVE = re.compile(r"(\w*Dropout\w*|DropPath|StochasticDepth|Identity|\w*Pad(ding)?\d?d?|Flatten|Unflatten)")
 LayoutName = Literal["map", "map-last", "tokens", "vector"]
 
 
@@ -73,7 +75,7 @@ def layout_of(shape: Sequence[int], image_size: tuple[int, int]) -> Layout:
         return Layout("tokens", shape[1], grid, prefix)
     if len(shape) == 3:
         a, b, c = shape
-        # Swin and other windowed transformers keep channels last; with square maps the equal pair tells.
+        # Swin and other windowed transformers keep channels last; with square maps the equal pair shows which.
         if a == b and b != c and a <= image_size[0]:
             return Layout("map-last", c, (a, b))
         return Layout("map", a, (b, c))
@@ -109,6 +111,11 @@ class Layer:
     same_as: str = ""  # an earlier, outer name of the very same output
 
     @property
+    def is_passive(self) -> bool:
+        """Whether it computes nothing of its own: a dropout, an identity, padding, a change of shape."""
+        return bool(_PASSIVE.fullmatch(self.type))
+
+    @property
     def is_spatial(self) -> bool:
         """Whether it has more than one position."""
         return self.layout is not None and self.layout.n_positions > 1
@@ -122,6 +129,7 @@ def suggest(layers: Sequence[Layer], n_classes: int) -> Layer | None:
     in the first half of the network (MobileNetV3 turns to hardswish) the last signed spatial layer is better: semi-NMF
     explains it. Of several names for the same output the first and outermost wins (``layer4``, not ``layer4.1``).
     """
+    layers = [x for x in layers if not x.is_passive] or layers  # what feeds them is there under its own name
     spatial = [x for x in layers if x.explainable and x.is_spatial]
     features = [x for x in spatial if x.layout is not None and x.layout.channels != n_classes] or spatial
     late = {x.name for x in layers[len(layers) // 2 :]}

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from auditor.errors import AuditError, LayerError, ModelError, OptionError, ShapeError
-from auditor.subject.layers import Layer, Layout, suggest
-from auditor.subject.preprocessing import Preprocessing, as_pixels
+from auditor.subject.layer_calls import on_call, split_call
 from auditor.subject.layer_discovery import probe
+from auditor.subject.layers import Layer, Layout, suggest
+from auditor.subject.memory import keep_memory
+from auditor.subject.outputs import Output, names_of, recorded, watched
+from auditor.subject.preprocessing import Preprocessing, as_pixels
 
 
 class Subject:
@@ -22,6 +27,8 @@ class Subject:
 
     Images go in as pixels in [0, 1], (batch, channels, height, width); ``mean`` and ``std`` are applied inside. The
     module's mode, hooks and gradient flags are put back after every call. One pass runs at a time per subject.
+    A softmax or sigmoid at the module's end is left out: ``output`` says how its outputs are read, by default what one
+    pass shows.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3))
     >>> subject = Subject(net, input_shape=(1, 8, 8), class_names=["a", "b", "c"])
@@ -41,6 +48,7 @@ class Subject:
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
         resize: str = "stretch",
+        output: str | None = None,
         layer: str | None = None,
         name: str = "",
         version: str = "",
@@ -50,6 +58,7 @@ class Subject:
                 f"Subject: input_shape must be (channels, height, width), got {tuple(input_shape)}; "
                 "give it without the batch dimension."
             )
+        keep_memory()  # whatever command, worker or actor this is, it runs passes from here on
         self.module = module
         self.preprocessing = Preprocessing.of(tuple(int(n) for n in input_shape), mean, std, resize)
         self.name, self.version = name, version
@@ -62,14 +71,9 @@ class Subject:
         parameter = next(iter(module.parameters()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
         self.dtype = parameter.dtype if parameter is not None and parameter.is_floating_point() else torch.float32
-        self.max_batch = self._find_max_batch()
-        n_classes = self._count_classes()
-        if class_names is not None and len(class_names) != n_classes:
-            raise OptionError(
-                f"Subject: the model has {n_classes} outputs, got {len(class_names)} class names; give one per output."
-            )
-        names = class_names if class_names is not None else [str(i) for i in range(n_classes)]
-        self.class_names: tuple[str, ...] = tuple(str(x) for x in names)
+        self.output = Output()
+        self.class_names: tuple[str, ...] = ()
+        self._try_out(class_names, output)
         self._layer = layer
 
     def __repr__(self) -> str:
@@ -110,8 +114,8 @@ class Subject:
             if target in self.class_names:
                 return self.class_names.index(target)
             if not target.lstrip("-").isdigit():
-                known = ", ".join(self.class_names[:12]) + (", …" if self.n_classes > 12 else "")
-                raise OptionError(f"target: no class is called {target!r}; the model knows {known}.")
+                names = ", ".join(self.class_names[:12]) + (", …" if self.n_classes > 12 else "")
+                raise OptionError(f"target: no class is called {target!r}; the model knows {names}.")
             target = int(target)
         if not 0 <= target < self.n_classes:
             raise OptionError(
@@ -139,12 +143,40 @@ class Subject:
         self._digest, self._layers, self._one_is_enough = digest, None, {}
         return self
 
+    def twin(self) -> Subject:
+        """Return another subject of the same module under the same digest, which shares nothing prepared for this one.
+
+        Its weights may be changed in place: explainers fitted to the original agree to explain the twin.
+        """
+        pre = self.preprocessing
+        other = Subject(
+            self.module,
+            input_shape=self.input_shape,
+            class_names=self.class_names,
+            mean=pre.mean,
+            std=pre.std,
+            resize=pre.resize,
+            output=self.output.name,
+            layer=self._layer,
+            name=self.name,
+            version=self.version,
+        )
+        other._digest, other._layers = self.digest, self.layers()
+        return other
+
     # running it
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits of pixels ``x``, (batch, classes). Differentiable where gradients are enabled."""
         with self.at_rest():
             return self._run(x)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Return the probabilities (batch, classes) of logits, in double precision.
+
+        They sum to one over classes, or stand for each class alone where the model's outputs do (`Output`).
+        """
+        return self.output.probabilities(logits)
 
     def activations(self, x: Tensor, layers: Iterable[str]) -> dict[str, Tensor]:
         """Return the named layers' outputs for pixels ``x``; a layer that does not fire exactly once is an error."""
@@ -153,47 +185,49 @@ class Subject:
     def run(self, x: Tensor, layers: Iterable[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return logits and the named layers' outputs from one pass."""
         names = list(layers)
-        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        outputs: dict[str, list[Tensor]] = {name: [] for name in names}
 
         def keep(name: str) -> Any:
-            def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            def action(output: Any) -> None:
                 # a copy: an in-place ReLU after the layer would overwrite it
-                found[name].append(_one_tensor(output, f"layer {name!r}", LayerError).clone())
+                outputs[name].append(_one_tensor(output, f"layer {name!r}", LayerError).clone())
 
-            return hook
+            return action
 
+        chunks = [x] if self.max_batch is None else list(torch.split(x, self.max_batch))
+        logits = []
         with self.at_rest():
-            handles = [self._get(name).register_forward_hook(keep(name)) for name in names]
-            try:
-                chunks = [x] if self.max_batch is None else list(torch.split(x, self.max_batch))
-                out = torch.cat([self.forward(chunk) for chunk in chunks])
-            finally:
-                for handle in handles:
-                    handle.remove()
-        for name, seen in found.items():
-            if len(seen) != len(chunks):
-                calls = len(seen) / len(chunks)
+            for chunk in chunks:
+                handles = [self._on_call(name, keep(name)) for name in names]
+                try:
+                    logits.append(self.forward(chunk))
+                finally:
+                    for handle in handles:
+                        handle.remove()
+        for name, parts in outputs.items():
+            if len(parts) != len(chunks):
+                calls = len(parts) / len(chunks)
                 raise LayerError(
                     f"layer {name!r} was called {calls:g} times in one pass and must be called once; "
                     "take a layer that `auditor layers` marks as explainable."
                 )
-        return out, {name: _readable(torch.cat(seen)) for name, seen in found.items()}
+        return torch.cat(logits), {name: _readable(torch.cat(parts)) for name, parts in outputs.items()}
 
     def forward_from(self, layer: str, z: Tensor) -> Tensor:
         """Return the logits when ``layer`` puts out ``z`` (native shape, any batch) whatever the image was.
 
         Every path from image to logits must pass through the layer; `layers` says for which that holds.
         """
-        module, z = self._get(layer), z.to(self.dtype)
+        z = z.to(self.dtype)
         with self.at_rest():
             if self.max_batch is not None:
                 return torch.cat(
-                    [self._replaced(module, part, part.shape[0]) for part in torch.split(z, self.max_batch)]
+                    [self._replaced(layer, part, part.shape[0]) for part in torch.split(z, self.max_batch)]
                 )
             n = z.shape[0]
             if n > 1 and layer not in self._one_is_enough:
-                self._one_is_enough[layer] = self._try_one(module, z)
-            return self._replaced(module, z, 1 if self._one_is_enough.get(layer, False) else n)
+                self._one_is_enough[layer] = self._try_one(layer, z)
+            return self._replaced(layer, z, 1 if self._one_is_enough.get(layer, False) else n)
 
     # its layers
 
@@ -217,14 +251,19 @@ class Subject:
     def layer(self, name: str | None = None) -> Layer:
         """Return the named layer (default: the suggested one), or an error that says why it cannot be explained."""
         name = name if name is not None else self.default_layer()
-        for item in self.layers():
-            if item.name == name:
-                if not item.explainable:
-                    raise LayerError(
-                        f"layer {name!r} cannot be explained: {item.reason}; the suggested layer is "
-                        f"{self.default_layer()!r}."
-                    )
-                return item
+        by_name = {item.name: item for item in self.layers()}
+        item = by_name.get(name)
+        if item is None and split_call(name)[1] is not None:  # x@1 of a pt2 file is x#2
+            item = {(module, call or 1): by_name[n] for n in by_name for module, call in [split_call(n)]}.get(
+                split_call(name)  # type: ignore[arg-type]
+            )
+        if item is not None:
+            if not item.explainable:
+                raise LayerError(
+                    f"layer {name!r} cannot be explained: {item.reason}; the suggested layer is "
+                    f"{self.default_layer()!r}."
+                )
+            return item
         from difflib import get_close_matches
 
         names = [item.name for item in self.layers() if item.explainable]
@@ -239,7 +278,12 @@ class Subject:
 
     def describe(self) -> dict[str, Any]:
         """Return what travels with the model as ``auditor/subject.json``."""
-        return {"schema_version": 1, "class_names": list(self.class_names), **self.preprocessing.to_json()}
+        return {
+            "schema_version": 1,
+            "class_names": list(self.class_names),
+            "output": self.output.name,
+            **self.preprocessing.to_json(),
+        }
 
     # inside
 
@@ -272,10 +316,16 @@ class Subject:
 
     def forward(self, x: Tensor) -> Tensor:
         """Run one batch as it is; `logits` also checks it and splits it for graphs with a frozen batch."""
-        out = _one_tensor(self.module(self.normalise(x)), "the model", ModelError)
-        if out.ndim == 1:
-            out = out[:, None]
-        if out.ndim != 2:
+        return self.forward_normalised(self.normalise(x))
+
+    def forward_normalised(self, x: Tensor) -> Tensor:
+        """Return the logits of one batch to which mean and std were applied: what a graph of the model is traced of."""
+        return self.output.logits(lambda: self._outputs(x))
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        """Run the module as it is, its last operation included."""
+        out = _one_tensor(self.module(x), "the model", ModelError)
+        if out.ndim not in (1, 2):
             raise ModelError(
                 f"the model must put out logits (batch, classes), got shape {tuple(out.shape)}; only image classifiers "
                 "can be audited."
@@ -296,54 +346,60 @@ class Subject:
         """Return ``n`` grey images."""
         return torch.full((n, *self.input_shape), 0.5, device=self.device, dtype=self.dtype)
 
-    def _replaced(self, module: nn.Module, z: Tensor, n_images: int) -> Tensor:
-        def swap(_module: nn.Module, _args: Any, output: Any) -> Any:
+    def _replaced(self, layer: str, z: Tensor, n_images: int) -> Tensor:
+        def swap(output: Any) -> Any:
             new = z.clone()  # an in-place ReLU after the layer must not reach the caller's tensor
             return new if isinstance(output, Tensor) else type(output)([new, *output[1:]])
 
-        handle = module.register_forward_hook(swap)
+        handle = self._on_call(layer, swap)
         try:
             return self.forward(self.blank(n_images))
         finally:
             handle.remove()
 
-    def _try_one(self, module: nn.Module, z: Tensor) -> bool:
+    def _try_one(self, layer: str, z: Tensor) -> bool:
         """Whether one blank image below the layer serves a whole batch above it (not so if the graph kept the size)."""
         with torch.no_grad():
             z = z.detach()
-            full = self._replaced(module, z, z.shape[0])
+            full = self._replaced(layer, z, z.shape[0])
             try:
-                return bool(torch.allclose(self._replaced(module, z, 1), full, rtol=1e-4, atol=1e-5))
+                return bool(torch.allclose(self._replaced(layer, z, 1), full, rtol=1e-4, atol=1e-5))
             except AuditError:
                 raise
             except Exception:  # any failure of foreign code means no, and costs only speed
                 return False
 
-    def _get(self, name: str) -> nn.Module:
+    def _on_call(self, name: str, action: Callable[[Any], Any]) -> RemovableHandle:
         try:
-            return self.module.get_submodule(name)
+            return on_call(self.module, name, action)
         except AttributeError:
             self.layer(name)  # raises with near names
             raise LayerError(f"the model has no layer {name!r}.") from None
 
-    def _find_max_batch(self) -> int | None:
-        with self.at_rest(), torch.no_grad():
+    def _try_out(self, class_names: Sequence[str] | None, output: str | None) -> None:
+        """Run the module on two images: does it take them at once, how many classes, and what are its outputs."""
+        noise = torch.rand(self.input_shape, generator=torch.Generator().manual_seed(0))
+        x = torch.stack([torch.full_like(noise, 0.5), noise]).to(self.device, self.dtype)
+        with self.at_rest():
             try:
-                self.module(self.normalise(self.blank(2)))
-                return None
+                out, measured = watched(lambda: self._outputs(self.normalise(x)))
+            except AuditError:
+                raise
             except Exception as two:
                 try:
-                    self.module(self.normalise(self.blank(1)))
+                    out, measured = watched(lambda: self._outputs(self.normalise(x[1:])))
+                except AuditError:
+                    raise
                 except Exception as one:
                     raise ModelError(
                         f"the model does not run on images of shape {self.input_shape}: {_first_line(one)}; "
                         "say the right size, e.g. input_shape=(channels, height, width)."
                     ) from two
-                return 1  # exported with an example of batch 1: its batch is frozen
-
-    def _count_classes(self) -> int:
-        with self.at_rest(), torch.no_grad():
-            return int(self.forward(self.blank(1)).shape[1])
+                self.max_batch = 1  # exported with an example of batch 1: its batch is frozen
+        self.class_names = names_of(out.shape[1], class_names)
+        self.output = measured if output is None else recorded(output, out, measured)
+        if len(self.class_names) > out.shape[1]:
+            self.output = replace(self.output, is_two_sided=True)
 
 
 def _one_tensor(output: Any, where: str, error: type[AuditError]) -> Tensor:

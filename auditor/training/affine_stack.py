@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nf
 
+from auditor.errors import ShapeError
 from auditor.training.block_calculus import AffineCalculus, calculus_of
 from auditor.training.block_variables import check_room
-from auditor.errors import ShapeError
 from auditor.training.cycle import check_blocks, check_labels
 
 

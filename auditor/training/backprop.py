@@ -11,8 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.errors import NumericsError
-from auditor.training.cycle import Cycle, Keeper, Watch, check_blocks, check_labels, forward
+from auditor.training.cycle import Cycle, Snapshot, Watch, check_blocks, check_labels, forward
 from auditor.training.losses import LossName, loss_of
 
 
@@ -38,7 +37,7 @@ def backprop(
     cfg = config or BackpropConfig()
     shapes = check_blocks(blocks, x, cfg.optimizer)
     check_labels(y, len(x), None if cfg.loss == "triplet" else shapes[-1][0], cfg.optimizer)
-    loss, keeper, watch = loss_of(cfg.loss), Keeper(blocks), Watch(cfg.optimizer)
+    loss, last_good, watch = loss_of(cfg.loss), Snapshot(blocks), Watch(cfg.optimizer)
     parameters = [p for block in blocks for p in block.parameters() if p.requires_grad]
     optimizer: torch.optim.Optimizer = (
         torch.optim.AdamW(parameters, lr=cfg.lr, weight_decay=cfg.weight_decay)
@@ -65,10 +64,7 @@ def backprop(
         for block in blocks:
             block.eval()
         mean = float(total) / len(x)
-        try:
+        with last_good.restored_on_error():
             watch.judge(epoch, mean, ())
-        except NumericsError:
-            keeper.put_back()
-            raise
-        keeper.keep(epoch)
+        last_good.take()
         yield Cycle(epoch, mean)

@@ -4,12 +4,12 @@
 
 One mini-batch: Z_T by the prox of J, then Z_{T-1} … Z_1 by ``z_steps`` descent steps each (in reverse, with the new
 Z_{t+1}); one or more optimizer steps on every block towards Z_t + U_t (independent, so they may run in parallel);
-then U_t += dual_step (Z_t - f_t(Z_{t-1})). Khorram (2021), algorithm 2, with these choices where the printed recipe
-is unstable:
+then U_t += dual_step (Z_t - f_t(Z_{t-1})). [Khorram2020], algorithm 2, with these choices where the printed recipe is
+unstable:
 
 * each visit starts from the chained forward pass less the duals, Z_t = f_t(Z_{t-1}) - U_t (``start="forward"``), where
   every coupling term is zero: duals at full step are stable there, while from the plain forward pass even a tenth of
-  it ran away on MNIST; ``"kept"`` takes Z from the last visit;
+  it diverged on MNIST; ``"kept"`` takes Z from the last visit;
 * lower couplings may be stiffer (``beta_ratio``), or Z_{T-1} absorbs the error that Theta_T should see, and each block
   passes on a part of it only;
 * variables are kept as start and move: what reaches the first of twenty blocks is 1e-10 of the size of Z, and the
@@ -31,18 +31,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.training.block_calculus import Around, Calculus, calculus_of
-from auditor.block_config import BlockAdmmConfig
-from auditor.training.block_variables import Variables, check_room, names_of, variables_bytes
 from auditor.errors import AuditError, OptionError, ShapeError
 from auditor.kernels.admm.subproblems import majorant_inverse
-from auditor.training.cycle import Cycle, Keeper, Watch, check_blocks, check_labels
-from auditor.training.losses import loss_of
+from auditor.training.block_calculus import Around, Calculus, calculus_of
+from auditor.training.block_variables import Variables, check_room, names_of, variables_bytes
+from auditor.training.cycle import Cycle, Snapshot, Watch, check_blocks, check_labels
+from auditor.training.losses import LossName, loss_of
 
 if TYPE_CHECKING:
     from auditor.training.block_processes import BlockWorkers
@@ -50,8 +50,53 @@ if TYPE_CHECKING:
 WHERE = "block-admm"
 
 
+class BlockAdmmConfig(BaseModel):
+    """Settings of Stochastic Block-ADMM."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    loss: LossName = "squared"
+    beta: float = Field(default=1.0, gt=0, description="Penalty of every coupling.")
+    beta_ratio: float = Field(
+        default=1.0, gt=0, description="beta_t / beta_{t+1}: stiffer couplings below keep Z_t from absorbing the error."
+    )
+    batch: int = Field(default=128, ge=1, description="Samples per mini-batch.")
+    optimizer: Literal["adam", "sgd"] = Field(default="adam", description="For the blocks.")
+    lr: float = Field(default=1e-3, gt=0, description="Step size of the blocks (eta).")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="Of sgd.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled, as in AdamW.")
+    theta_steps: int = Field(default=1, ge=1, description="Optimizer steps per block and visit.")
+    warm_up: int = Field(default=0, ge=0, description="Mini-batches over which lr rises linearly.")
+    decay_epochs: int | None = Field(default=None, ge=1, description="Cosine decay of lr to zero over so many epochs.")
+    z_optimizer: Literal["newton", "gradient", "adam", "sgd"] = "newton"
+    z_lr: float = Field(
+        default=1.0, gt=0, description="Step on Z (zeta): a factor of the safe step; lr of adam or sgd."
+    )
+    z_steps: int = Field(default=5, ge=1, description="Steps on every Z_t per visit.")
+    start: Literal["forward", "kept"] = Field(default="forward", description="Where Z starts at each visit.")
+    carry: bool = Field(default=False, description="Carry what Z_{t-1} moved up through f_t: the residual of t stays.")
+    dual_step: float = Field(default=0.1, ge=0, le=1.9, description="Damping of the dual; 0: penalty only, no duals.")
+    dual_decay: float = Field(default=0.0, ge=0, le=1, description="Share of U forgotten at each visit; 0: none.")
+    dual_clip: float = Field(default=10.0, gt=0, description="Largest |U| in units of the root mean square of Z.")
+    penalty_factor: float | None = Field(default=None, gt=0, lt=1, description="c of eq. 4.7: beta grows by 1/c.")
+    penalty_bound: float = Field(default=0.5, gt=0, description="First bound on the relative residual.")
+    penalty_decay: float = Field(default=0.95, gt=0, le=1, description="The bound shrinks by this every epoch.")
+    penalty_max: float = Field(default=100.0, gt=0, description="The last beta never grows beyond this.")
+    average: float = Field(default=0.0, ge=0, lt=1, description="Decay of a running average of the weights; 0: none.")
+    workers: int = Field(default=1, ge=1, description="Blocks updated at the same time.")
+    parallel: Literal["threads", "processes"] = Field(
+        default="threads", description="What the workers are; threads use a stream each on a GPU."
+    )
+    variables: Path | None = Field(default=None, description="Folder for the variables, as mapped files.")
+    memory_limit: int | None = Field(
+        default=None, ge=1, description="Bytes the variables may take; default: what is free."
+    )
+    refresh: int = Field(default=8, ge=1, description="Mini-batches between two curvature estimates.")
+    seed: int = Field(default=0, ge=0)
+
+
 class BlockAdmm:
-    """One run: ``for cycle in BlockAdmm(blocks, x, y, config): …`` gives a `Cycle` per epoch, for ever.
+    """One run: ``for cycle in BlockAdmm(blocks, x, y, config): …`` gives a `Cycle` per epoch, without end.
 
     ``x`` is (samples, …), ``y`` (samples,) class numbers. The blocks are changed in place; at test time they are simply
     chained. ``save(folder)`` between two cycles, ``resume(folder)`` before the first.
@@ -65,30 +110,30 @@ class BlockAdmm:
         self.loss = loss_of(config.loss)
         if config.parallel == "processes" and x.device.type != "cpu":
             raise OptionError(f"{WHERE}: processes share memory of the CPU, the data is on {x.device}; use threads.")
-        shapes = check_blocks(self.blocks, x, WHERE)
+        self.shapes = shapes = check_blocks(self.blocks, x, WHERE)  # of one sample, per block
         if len(shapes[-1]) != 1:
             raise ShapeError(f"{WHERE}: the last block must give a vector per sample, got {tuple(shapes[-1])}.")
         check_labels(y, len(x), None if config.loss == "triplet" else shapes[-1][0], WHERE)
-        kept = names_of("Z", shapes) if config.start == "kept" else {}
-        kept |= names_of("U", shapes) if config.dual_step else {}
-        self.bytes_needed = variables_bytes(len(x), kept, x.element_size())
+        stored = names_of("Z", shapes) if config.start == "kept" else {}
+        stored |= names_of("U", shapes) if config.dual_step else {}
+        self.bytes_needed = variables_bytes(len(x), stored, x.element_size())
         check_room(self.bytes_needed, x, config.variables, config.memory_limit, WHERE)
-        self.variables = Variables(len(x), kept, x, config.variables)
+        self.variables = Variables(len(x), stored, x, config.variables)
         self.maps: list[Calculus] = [calculus_of(block) for block in self.blocks]
         self.optimizers = [optimizer_of(block, config) for block in self.blocks]
         self.beta = [config.beta * config.beta_ratio**t for t in reversed(range(len(self.blocks)))]
         self.watch = Watch(WHERE, config.dual_step)
-        self.keeper = Keeper(self.blocks)
+        self.last_good = Snapshot(self.blocks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.epoch, self.batches = 0, 0
         self.steps = [_StepRule(config, calculus) for calculus in self.maps]
         self.mean_weights = [p.detach().clone() for p in self._parameters()] if config.average else []
-        self._filled = False
+        self.filled = False  # whether the stored Z hold a forward pass
         self._workers: BlockWorkers | None = None
 
     def __iter__(self) -> Iterator[Cycle]:
-        """Yield the state after every pass over the samples; NaN or a residual that runs away is an error."""
-        if "Z1" in self.variables and not self._filled:
+        """Yield the state after every pass over the samples; NaN or a residual that diverges is an error."""
+        if "Z1" in self.variables and not self.filled:
             self._fill()
         modes = [block.training for block in self.blocks]
         for block in self.blocks:
@@ -98,10 +143,10 @@ class BlockAdmm:
                 for epoch in itertools.count(self.epoch + 1):
                     cycle = self._epoch(epoch, each)
                     self.epoch = epoch
-                    self.keeper.keep(epoch)
+                    self.last_good.take()
                     yield cycle
-            except AuditError:  # not finite, run away, or a worker that died
-                self.keeper.put_back()
+            except AuditError:  # not finite, diverged, or a worker that died
+                self.last_good.restore()
                 raise
             finally:
                 for block, mode in zip(self.blocks, modes, strict=True):
@@ -143,7 +188,7 @@ class BlockAdmm:
                 with torch.no_grad():
                     keep = min(self.config.average, self.batches / (self.batches + 10))
                     torch._foreach_lerp_(self.mean_weights, [p.detach() for p in self._parameters()], 1 - keep)
-        counts = torch.tensor([n * math.prod(s) for s in self._shapes()], dtype=torch.float64, device=total.device)
+        counts = torch.tensor([n * math.prod(s) for s in self.shapes], dtype=torch.float64, device=total.device)
         residuals = tuple((total / counts).sqrt().tolist())
         relative = float((total.sum() / size.sum().clamp(min=1e-30)).sqrt())  # |h| of eq. 4.7, free of the scale of Z
         mean_loss = float(loss) / n
@@ -196,7 +241,7 @@ class BlockAdmm:
         return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
 
     def _chained(self, z: Tensor) -> Tensor:
-        """Return the plain forward pass from the first block's output: what the loss is told of."""
+        """Return the plain forward pass from the first block's output, which the reported loss is taken of."""
         for f in self.maps[1:]:
             z = f.out(z)
         return z
@@ -243,28 +288,23 @@ class BlockAdmm:
             for t, f in enumerate(self.maps, 1):
                 z = f.out(z)
                 self.variables.write(f"Z{t}", rows, z)
-        self._filled = True
+        self.filled = True
 
     def _parameters(self) -> list[Tensor]:
         return [p for block in self.blocks for p in block.parameters()]
 
-    def _shapes(self) -> list[torch.Size]:
-        if not hasattr(self, "_known_shapes"):
-            self._known_shapes = check_blocks(self.blocks, self.x, WHERE)
-        return self._known_shapes
-
     @contextmanager
     def averaged(self) -> Iterator[list[nn.Module]]:
         """Give the blocks their averaged weights inside the context; without ``average`` they stay as they are."""
-        own = [p.detach().clone() for p in self._parameters()] if self.mean_weights else []
+        current = [p.detach().clone() for p in self._parameters()] if self.mean_weights else []
         with torch.no_grad():
-            for p, mean in zip(self._parameters(), self.mean_weights, strict=bool(own)):
+            for p, mean in zip(self._parameters(), self.mean_weights, strict=bool(current)):
                 p.copy_(mean)
         try:
             yield self.blocks
         finally:
             with torch.no_grad():
-                for p, mine in zip(self._parameters(), own, strict=bool(own)):
+                for p, mine in zip(self._parameters(), current, strict=bool(current)):
                     p.copy_(mine)
 
     def save(self, folder: str | Path) -> None:
@@ -295,12 +335,12 @@ class _StepRule:
         self.key: tuple[float, float, int] | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps."""
-        found = {"matrix": self.matrix, "norm": self.norm, "vector": self.vector}
-        return {k: v for k, v in found.items() if v is not None}
+        """Return the tensors that a checkpoint stores."""
+        state = {"matrix": self.matrix, "norm": self.norm, "vector": self.vector}
+        return {k: v for k, v in state.items() if v is not None}
 
     def restore(self, tensors: dict[str, Tensor], length: float, key: Sequence[Any] | None) -> None:
-        """Take back what a checkpoint kept."""
+        """Take the state over from a checkpoint."""
         self.matrix, self.norm, self.vector = (tensors.get(k) for k in ("matrix", "norm", "vector"))
         self.length = length
         self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))

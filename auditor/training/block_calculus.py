@@ -1,7 +1,7 @@
 """What ADMM asks of a block: its output, the gradients of  1/2 |f(z) - target|^2  in z and parameters, its curvature.
 
 Any module answers by autograd. A linear map with or without a ReLU, the case of all published experiments, answers by
-the formula, which is several times faster and tells its curvature W'W exactly.
+the formula, which is several times faster and gives its curvature W'W exactly.
 
 Twenty blocks below the loss a variable moves by a billionth of its size, and f(z + m) - f(z) in single precision is
 rounding alone: Adam would follow it. `Around` therefore speaks of moves: the affine one computes what a move changes

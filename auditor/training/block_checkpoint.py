@@ -60,7 +60,7 @@ def save(run: BlockAdmm, folder: Path) -> None:
         "beta": run.beta,
         "watch": run.watch.to_json(),
         "steps": [{"length": rule.length, "key": rule.key} for rule in run.steps],
-        "filled": run._filled,
+        "filled": run.filled,
     }
     temporary = folder / f".{STATE}.part"
     temporary.write_text(json.dumps(state))
@@ -98,14 +98,14 @@ def load(run: BlockAdmm, folder: Path) -> None:
                 i, _, name = key.partition(".")
                 slots.setdefault(int(i), {})[name] = value
             optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
-    for t, (rule, kept) in enumerate(zip(run.steps, state["steps"], strict=True)):
-        rule.restore(_under(tensors, f"step.{t}."), kept["length"], kept["key"])
+    for t, (rule, saved) in enumerate(zip(run.steps, state["steps"], strict=True)):
+        rule.restore(_under(tensors, f"step.{t}."), saved["length"], saved["key"])
     for name in run.variables:
         run.variables.swap(name, _variable(folder, state["files"], tensors, run, name))
     run.epoch, run.batches, run.beta = int(state["epoch"]), int(state["batches"]), list(state["beta"])
-    run._filled = bool(state["filled"])
+    run.filled = bool(state["filled"])
     run.watch.from_json(state["watch"])
-    run.keeper.keep(run.epoch)
+    run.last_good.take()
 
 
 def _variable(folder: Path, files: dict[str, str], tensors: dict[str, Tensor], run: BlockAdmm, name: str) -> Tensor:
@@ -124,6 +124,6 @@ def _under(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _stamp(run: BlockAdmm) -> dict[str, Any]:
     config = run.config.model_dump(mode="json", exclude=LOCAL)
     blocks = [[[k, list(v.shape)] for k, v in block.state_dict().items()] for block in run.blocks]
-    digest = float(run.x.double().sum())  # cheap; tells another data set of the same shape
+    digest = float(run.x.double().sum())  # cheap; differs for another data set of the same shape
     data = [*run.x.shape, str(run.x.dtype), digest, int(run.y.sum())]
     return {"configuration": config, "blocks": blocks, "data": data}

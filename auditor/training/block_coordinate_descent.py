@@ -1,4 +1,4 @@
-"""Block coordinate descent without duals on an affine stack (Zeng et al., 2019), with proximal terms.
+"""Block coordinate descent without duals on an affine stack [Zeng2019], with proximal terms.
 
     min  1/2 |V_L - Y|^2 + gamma/2 sum |V_l - relu(Z_l)|^2 + rho/2 sum |Z_l - W_l V_{l-1} - b_l|^2
 
@@ -15,10 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional as nf
 
-from auditor.training.affine_stack import AffineStack, Inputs
-from auditor.errors import NumericsError
 from auditor.kernels.admm.subproblems import fit_affine, relu_coupling, solve_activations
-from auditor.training.cycle import Cycle, Keeper, Watch
+from auditor.training.affine_stack import AffineStack, Inputs
+from auditor.training.cycle import Cycle, Snapshot, Watch
 from auditor.training.losses import Squared
 
 
@@ -38,7 +37,7 @@ def bcd(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BcdConfig | N
     """Yield a cycle per sweep over all layers; the blocks are changed in place."""
     cfg = config or BcdConfig()
     net = AffineStack(blocks, x, y, "bcd", n_kept=2)
-    watch, keeper = Watch("bcd"), Keeper(blocks)
+    watch, last_good = Watch("bcd"), Snapshot(blocks)
     net.draw("normal", cfg.init, torch.Generator().manual_seed(cfg.seed))
     net.b = [b + 0.1 for b in net.b]
     L, gamma, rho, alpha = len(net), cfg.gamma, cfg.rho, cfg.alpha
@@ -63,11 +62,8 @@ def bcd(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BcdConfig | N
             net.W[layer], net.b[layer] = new[:, :-1].contiguous(), new[:, -1].contiguous()
         residuals = [float((Z[i] - net.affine(i, V[i])).square().mean().sqrt()) for i in range(L)]
         value = float(Squared().value(net.run()[0][-1], y)) / len(x)
-        try:
+        with last_good.restored_on_error():
             watch.judge(epoch, value, residuals, [float(z.square().mean().sqrt()) for z in Z])
-        except NumericsError:
-            keeper.put_back()
-            raise
         net.write_back()
-        keeper.keep(epoch)
+        last_good.take()
         yield Cycle(epoch, value, tuple(residuals), (rho,) * L)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from auditor.training.block_calculus import calculus_of
 from auditor.errors import AuditError
+from auditor.training.block_calculus import calculus_of
 
 if TYPE_CHECKING:
-    from auditor.training.block_admm import BlockAdmm
-    from auditor.block_config import BlockAdmmConfig
+    from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
 
 PATIENCE_S = 10.0  # for a process to end by itself
 
@@ -36,7 +35,7 @@ class BlockWorkers:
         self._mine: list[list[int]] = []
         n = len(run.x)
         most = -(-n // max(1, round(n / run.config.batch)))
-        shapes = run._shapes()
+        shapes = run.shapes
         inputs = [run.x.shape[1:], *shapes[:-1]]
         self._buffers = [
             tuple(_shared(most, shape, run.x.dtype) for shape in (inner, outer, outer))

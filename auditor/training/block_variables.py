@@ -51,13 +51,13 @@ class Variables:
 
     def read(self, name: str, rows: Tensor) -> Tensor:
         """Return a copy of those samples on the training device."""
-        kept = self._tensors[name]
-        return kept[rows.to(kept.device)].to(self._device)
+        tensor = self._tensors[name]
+        return tensor[rows.to(tensor.device)].to(self._device)
 
     def write(self, name: str, rows: Tensor, value: Tensor) -> None:
         """Store those samples."""
-        kept = self._tensors[name]
-        kept[rows.to(kept.device)] = value.to(kept.device, kept.dtype)
+        tensor = self._tensors[name]
+        tensor[rows.to(tensor.device)] = value.to(tensor.device, tensor.dtype)
 
     def swap(self, name: str, value: Tensor) -> None:
         """Copy a whole variable in, as a checkpoint has it."""
@@ -100,12 +100,12 @@ def check_room(
     """Refuse variables that will not fit, before anything is made; ``mappable`` ones could go to a file."""
     have = limit if limit is not None else room(like, folder)
     if needed > have:
-        place = f"on the disk of {folder}" if folder is not None else f"in the memory of {like.device}"
+        medium = f"on the disk of {folder}" if folder is not None else f"in the memory of {like.device}"
         in_memory = "keep them in a file (variables=FOLDER)" if mappable else "train by block-admm, which needs fewer"
         help_ = "free some space" if folder is not None else in_memory
         raise OptionError(
             f"{where}: the decoupling variables and duals need {size_text(needed)} and {size_text(have)} are "
-            f"free {place}; {help_}, use fewer samples, or fewer blocks."
+            f"free {medium}; {help_}, use fewer samples, or fewer blocks."
         )
 
 

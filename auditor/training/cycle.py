@@ -1,13 +1,14 @@
 """Training as all optimizers here do it: blocks, examples, and a state per cycle that callers log, plot and stop on.
 
 Every optimizer is a function ``(blocks, x, y, config) -> Iterator[Cycle]``. It changes the blocks in place, one pass
-over the samples per cycle, for ever: whoever iterates stops.
+over the samples per cycle, and never stops by itself: the caller stops iterating.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from auditor.errors import DataError, NumericsError, ShapeError
 
-GROWTH = 10.0  # a residual this many times what it was in the first cycles has run away
+GROWTH = 10.0  # a residual this many times what it was in the first cycles has diverged
 PATIENCE = 3  # cycles in a row that a residual may grow before the dual step is halved
 
 
@@ -34,7 +35,7 @@ class Cycle:
 
 
 def check_blocks(blocks: Sequence[nn.Module], x: Tensor, where: str) -> list[torch.Size]:
-    """Return the shape of every block's output for one sample, or one sentence that tells which two do not compose."""
+    """Return the shape of every block's output for one sample; the error names the two blocks that do not compose."""
     if not blocks:
         raise ShapeError(f"{where}: the list of blocks is empty; give at least one module.")
     shapes: list[torch.Size] = []
@@ -102,55 +103,63 @@ def accuracy(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, batch: int = 200
     return hits / len(x)
 
 
-class Keeper:
-    """The last good weights of the blocks: taken each cycle, put back when a run goes wrong."""
+class Snapshot:
+    """A copy of the blocks' weights: taken after every good cycle, restored when a run goes wrong."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        self._blocks, self.epoch = list(blocks), 0
-        self._kept = [{k: v.detach().clone() for k, v in b.state_dict().items()} for b in blocks]
+        self._blocks = list(blocks)
+        self._weights = [{k: v.detach().clone() for k, v in b.state_dict().items()} for b in blocks]
 
-    def keep(self, epoch: int) -> None:
-        """Remember the weights as they are."""
-        self.epoch = epoch
-        for block, kept in zip(self._blocks, self._kept, strict=True):
+    def take(self) -> None:
+        """Copy the weights as they are now."""
+        for block, weights in zip(self._blocks, self._weights, strict=True):
             for k, v in block.state_dict().items():
-                kept[k].copy_(v)
+                weights[k].copy_(v)
 
-    def put_back(self) -> None:
-        """Give the blocks the weights of the last good cycle."""
-        for block, kept in zip(self._blocks, self._kept, strict=True):
-            block.load_state_dict(kept)
+    def restore(self) -> None:
+        """Give the blocks the copied weights."""
+        for block, weights in zip(self._blocks, self._weights, strict=True):
+            block.load_state_dict(weights)
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Give the blocks the copied weights when what is done inside ends in a NumericsError."""
+        try:
+            yield
+        except NumericsError:
+            self.restore()
+            raise
 
 
 class Watch:
-    """Watches loss and residuals: halves the dual step when a residual keeps growing, ends a run that has run away."""
+    """Watches loss and residuals: halves the dual step when a residual keeps growing, ends a run that has diverged."""
 
     def __init__(self, where: str, dual_step: float = 0.0) -> None:
         self.where, self.dual_step = where, dual_step
-        self._least = dual_step / 8  # a dual that stands still would leave a gap for ever
+        self._least = dual_step / 8  # with a dual that stands still the gap would never close
         self._early: list[float] = []  # the largest of the first cycles
-        self._seen = 0
+        self._n_cycles = 0
         self._before: list[float] = []
         self._grown: list[int] = []
 
     def judge(self, epoch: int, loss: float, residuals: Sequence[float], sizes: Sequence[float] = ()) -> None:
-        """Look at a cycle; a number that is not finite or a residual that ran away is an error with one sentence.
+        """Look at a cycle; a number that is not finite or a residual that diverged is an error with one sentence.
 
-        Where all variables start near zero and grow with their residuals, ``sizes`` tells theirs: a residual below the
-        size of its variable has not run away.
+        Where all variables start near zero and grow with their residuals, ``sizes`` gives theirs: a residual below the
+        size of its variable has not diverged.
         """
         if not math.isfinite(loss) or not all(math.isfinite(r) for r in residuals):
             what = "loss" if not math.isfinite(loss) else "consensus residual"
-            first = "Look for samples that are not finite, l" if self._seen == 0 else "L"
+            first = "Look for samples that are not finite, l" if self._n_cycles == 0 else "L"
             raise NumericsError(
                 f"{self.where}: the {what} was not finite in epoch {epoch}; the blocks hold the last good state. "
                 f"{first}ower the learning rate or raise beta."
             )
-        self._seen += 1
+        self._n_cycles += 1
         if not self._before:
             self._early, self._before, self._grown = list(residuals), list(residuals), [0] * len(residuals)
         for t, r in enumerate(residuals):
-            if self._seen <= PATIENCE:
+            if self._n_cycles <= PATIENCE:
                 self._early[t] = max(self._early[t], r)
             self._grown[t] = self._grown[t] + 1 if r > self._before[t] * 1.001 else 0
             self._before[t] = r
@@ -164,11 +173,11 @@ class Watch:
             self._grown = [0] * len(residuals)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
-        kept = {"dual_step": self.dual_step, "early": self._early, "before": self._before, "grown": self._grown}
-        return {**kept, "seen": self._seen}
+        """Return the state as a checkpoint stores it."""
+        state = {"dual_step": self.dual_step, "early": self._early, "before": self._before, "grown": self._grown}
+        return {**state, "seen": self._n_cycles}
 
-    def from_json(self, kept: dict[str, Any]) -> None:
-        """Take back what ``to_json`` gave."""
-        self.dual_step, self._seen = float(kept["dual_step"]), int(kept["seen"])
-        self._early, self._before, self._grown = list(kept["early"]), list(kept["before"]), list(kept["grown"])
+    def from_json(self, state: dict[str, Any]) -> None:
+        """Take over the state that ``to_json`` returned."""
+        self.dual_step, self._n_cycles = float(state["dual_step"]), int(state["seen"])
+        self._early, self._before, self._grown = list(state["early"]), list(state["before"]), list(state["grown"])

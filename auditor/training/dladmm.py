@@ -1,4 +1,4 @@
-"""dlADMM on an affine stack (Wang et al., 2019), extended with hard constraints G_l(W_l) = 0.
+"""dlADMM on an affine stack [Wang2019], extended with hard constraints G_l(W_l) = 0.
 
     min  R(z_L; y) + sum_l Omega(W_l) + nu/2 sum_{l<L} (|z_l - W_l a_{l-1} - b_l|^2 + |a_l - relu(z_l)|^2)
     s.t. z_L = W_L a_{L-1} + b_L   (scaled dual d, penalty rho)   and   G_l(W_l) = 0
@@ -20,11 +20,18 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.training.affine_stack import AffineStack
-from auditor.errors import NumericsError, OptionError
-from auditor.kernels.admm.subproblems import cross_entropy_prox, relu_coupling, soft, solve_activations, spd_solve, squared_prox
+from auditor.errors import OptionError
+from auditor.kernels.admm.subproblems import (
+    cross_entropy_prox,
+    relu_coupling,
+    soft,
+    solve_activations,
+    spd_solve,
+    squared_prox,
+)
 from auditor.kernels.admm.weight_constraints import Constraint, project, violation
-from auditor.training.cycle import Cycle, Keeper, Watch
+from auditor.training.affine_stack import AffineStack
+from auditor.training.cycle import Cycle, Snapshot, Watch
 from auditor.training.losses import loss_of
 
 MAX_DOUBLINGS = 60
@@ -49,7 +56,7 @@ class DlAdmmConfig(BaseModel):
     w_steps: int = Field(default=1, ge=1, description="Weight steps per sub-update.")
     z_steps: int = Field(default=60, ge=1, description="FISTA steps on the logits.")
     rho_max: float | None = Field(default=None, gt=0, description="Raise rho tenfold up to this when the loss rises.")
-    init: float | None = Field(default=None, gt=0, description="Deviation of normal weights; default: the blocks' own.")
+    init: float | None = Field(default=None, gt=0, description="Deviation of normal weights; default: as they are.")
     seed: int = Field(default=0, ge=0)
 
 
@@ -85,12 +92,12 @@ class DlAdmm:
         self.d = torch.zeros_like(self.z[-1])
         self.loss = loss_of(cfg.loss)
         self._input_gram = net.x.T @ net.x
-        self._known: dict[int, Tensor] = {}  # W a + b of a layer, until one of them changes
+        self._affine: dict[int, Tensor] = {}  # W a + b of a layer, until a factor changes
         self.theta_used = [cfg.theta] * L
 
     def __iter__(self) -> Iterator[Cycle]:
         """Yield a cycle per iteration; the blocks are changed in place and feasible."""
-        cfg, watch, keeper = self.config, Watch("dladmm"), Keeper(self.blocks)
+        cfg, watch, last_good = self.config, Watch("dladmm"), Snapshot(self.blocks)
         rises, before = 0, float("inf")
         for epoch in itertools.count(1):
             for _ in self.sweep():
@@ -99,14 +106,11 @@ class DlAdmm:
             residuals = [float(r.square().mean().sqrt()) for r in self._residuals()]
             value = float(self.loss.value(self.net.run()[0][-1], self.y)) / len(self.y)
             objective = self.objective()
-            try:
+            with last_good.restored_on_error():
                 watch.judge(epoch, value, ())  # soft couplings may well grow; the objective is what must not
                 watch.judge(epoch, objective, ())
-            except NumericsError:
-                keeper.put_back()
-                raise
             self.net.write_back()
-            keeper.keep(epoch)
+            last_good.take()
             extra = {"violation": self.violation(), "theta": max(self.theta_used)}
             yield Cycle(epoch, value, tuple(residuals), (self.rho,) * len(self.net), 1.0, objective, extra)
             rises, before = (rises + 1 if value > before else 0), value
@@ -163,9 +167,9 @@ class DlAdmm:
 
     def _made(self, layer: int) -> Tensor:
         """Return W a + b of a layer; three sub-updates in a row read it."""
-        if layer not in self._known:
-            self._known[layer] = self.net.affine(layer, self.a[layer])
-        return self._known[layer]
+        if layer not in self._affine:
+            self._affine[layer] = self.net.affine(layer, self.a[layer])
+        return self._affine[layer]
 
     def _omega(self, W: Tensor) -> float:
         cfg = self.config
@@ -182,7 +186,7 @@ class DlAdmm:
     def _step_w(self, layer: int) -> None:
         cfg, a = self.config, self.a[layer]
         c, target = self._coupling(layer)
-        self._known.pop(layer, None)
+        self._affine.pop(layer, None)
         gram = self._input_gram if layer == 0 else a.T @ a
         cross = (target - self.net.b[layer]).T @ a
         if cfg.solver == "exact" and cfg.penalty != "l1" and self.constraints[layer] == "none":
@@ -227,7 +231,7 @@ class DlAdmm:
         _, target = self._coupling(layer)
         shift = (target - self._made(layer)).mean(0)
         self.net.b[layer] = self.net.b[layer] + shift
-        self._known[layer].add_(shift)
+        self._affine[layer].add_(shift)
 
     def _step_z(self, layer: int) -> None:
         m = self._made(layer)
@@ -255,7 +259,7 @@ class DlAdmm:
                 tau *= 2
             new = a - grad / tau
         self.a[layer + 1] = new
-        self._known.pop(layer + 1, None)
+        self._affine.pop(layer + 1, None)
 
 
 def dladmm(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: DlAdmmConfig | None = None) -> Iterator[Cycle]:

@@ -3,7 +3,7 @@
     min  J(Y, Z_L) + sum_l decay |W_l|^2 + sum_l beta/2 |Z_l - W_l A_{l-1} + U_l|^2
                    + sum_{l<L} gamma/2 |A_l - relu(Z_l) + V_l|^2
 
-Khorram (2021), algorithm 1; Taylor et al. (2016). One cycle is one iteration on all samples: W_1 … W_L; Z_l and A_l
+[Khorram2020], algorithm 1; [Taylor2016]. One cycle is one iteration on all samples: W_1 … W_L; Z_l and A_l
 upwards; Z_L; the duals.
 """
 
@@ -17,10 +17,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from auditor.training.affine_stack import AffineStack, Inputs
-from auditor.errors import NumericsError
 from auditor.kernels.admm.subproblems import fit_affine, relu_coupling, solve_activations
-from auditor.training.cycle import Cycle, Keeper, Watch
+from auditor.training.affine_stack import AffineStack, Inputs
+from auditor.training.cycle import Cycle, Snapshot, Watch
 from auditor.training.losses import loss_of
 
 
@@ -48,7 +47,7 @@ def full_admm(
     cfg = config or FullAdmmConfig()
     where = "full-admm" if cfg.variant == "full" else "taylor"
     net = AffineStack(blocks, x, y, where, n_kept=4)
-    loss, watch, keeper = loss_of(cfg.loss), Watch(where, cfg.dual_step), Keeper(blocks)
+    loss, watch, last_good = loss_of(cfg.loss), Watch(where, cfg.dual_step), Snapshot(blocks)
     generator = torch.Generator().manual_seed(cfg.seed)
     L, beta, gamma = len(net), cfg.beta, cfg.gamma
     if cfg.start == "uniform":
@@ -86,13 +85,10 @@ def full_admm(
             if dual is not None:
                 dual.add_(A[layer + 1] - Z[layer].relu(), alpha=watch.dual_step)
         value = float(loss.value(net.run()[0][-1], y)) / len(x)
-        try:
+        with last_good.restored_on_error():
             watch.judge(epoch, value, residuals, [float(z.square().mean().sqrt()) for z in Z])
-        except NumericsError:
-            keeper.put_back()
-            raise
         net.write_back()
-        keeper.keep(epoch)
+        last_good.take()
         yield Cycle(epoch, value, tuple(residuals), (beta,) * L, watch.dual_step)
 
 

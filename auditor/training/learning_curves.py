@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from auditor.data.source import open_data
 from auditor.errors import NumericsError, OptionError
-from auditor.explainers.base import Progress, silent
-from auditor.training.optimizers import METHODS, cycles
+from auditor.progress import Progress, silent
 from auditor.subject.preprocessing import Preprocessing
 from auditor.training.cycle import accuracy
+from auditor.training.optimizers import METHODS, cycles
 
 COLOURS = ("#1f5ac8", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#ff7f0e", "#4d4d4d")
 STYLES = ("-", "--", "-.", ":")

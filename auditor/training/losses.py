@@ -75,12 +75,12 @@ class Triplet(Loss):
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """Return the sum over anchors; an anchor without a partner in the batch counts 0."""
         same = y[:, None] == y[None, :]
-        own = same & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
-        usable = own.any(1) & (~same).any(1)
+        partners = same & ~torch.eye(len(y), dtype=torch.bool, device=y.device)
+        usable = partners.any(1) & (~same).any(1)
         if not bool(usable.any()):
             return z.sum() * 0
         distance = (z[:, None] - z[None, :]).square().sum(-1).add(1e-12).sqrt()
-        farthest = distance.masked_fill(~own, -torch.inf).amax(1)[usable]
+        farthest = distance.masked_fill(~partners, -torch.inf).amax(1)[usable]
         nearest = distance.masked_fill(same, torch.inf).amin(1)[usable]
         return nf.relu(farthest - nearest + self.margin).sum()
 

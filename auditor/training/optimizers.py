@@ -2,7 +2,7 @@
 
 block-admm   Stochastic Block-ADMM with damped duals              gotmare   block splitting without duals
 full-admm    closed forms on all samples, duals everywhere        taylor    the same, duals on the last layer only
-bcd          block coordinate descent without duals (Zeng)        dladmm    closed forms, constraints on the weights
+bcd          block coordinate descent without duals [Zeng2019]     dladmm    closed forms, constraints on the weights
 sgd, adam    back-propagation
 """
 
@@ -14,14 +14,13 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
-from auditor.training.backprop import BackpropConfig, backprop
-from auditor.training.block_coordinate_descent import BcdConfig, bcd
-from auditor.training.block_admm import block_admm
-from auditor.block_config import BlockAdmmConfig
-from auditor.training.dladmm import DlAdmmConfig, dladmm
 from auditor.errors import OptionError
-from auditor.training.full_admm import FullAdmmConfig, full_admm
+from auditor.training.backprop import BackpropConfig, backprop
+from auditor.training.block_admm import BlockAdmmConfig, block_admm
+from auditor.training.block_coordinate_descent import BcdConfig, bcd
 from auditor.training.cycle import Cycle
+from auditor.training.dladmm import DlAdmmConfig, dladmm
+from auditor.training.full_admm import FullAdmmConfig, full_admm
 
 Make = Callable[[Sequence[nn.Module], Tensor, Tensor, Any], Iterator[Cycle]]
 
@@ -57,8 +56,8 @@ def cycles(
     """
     if name not in METHODS:
         raise OptionError(f"optimizer {name!r} is not known; choose from {', '.join(METHODS)}.")
-    make, config, own, decays = METHODS[name]
-    given = {**own, **({"decay_epochs": epochs} if decays and epochs else {}), **settings}
+    make, config, preset, decays = METHODS[name]
+    given = {**preset, **({"decay_epochs": epochs} if decays and epochs else {}), **settings}
     try:
         return make(blocks, x, y, config(**given))
     except ValidationError as error:

@@ -6,7 +6,7 @@
     squared_prox        argmin_z  1/2 |z - y|^2 + beta/2 |z - v|^2
     cross_entropy_prox  argmin_z  CE(z; label) + beta/2 |z - v|^2                       FISTA, curvature <= 1/2 + beta
 
-Khorram (2021), chapter 4 and appendix B; Taylor et al. (2016); Wang et al. (2019).
+[Khorram2020]; [Taylor2016]; [Wang2019].
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def cross_entropy_prox(
         return z
 
     def value(point: Tensor) -> Tensor:
-        own = nf.cross_entropy(point, labels, reduction="none")
-        return own + 0.5 * beta * (point - v).square().sum(1)
+        loss = nf.cross_entropy(point, labels, reduction="none")
+        return loss + 0.5 * beta * (point - v).square().sum(1)
 
     return torch.where((value(z) <= value(start))[:, None], z, start)
 

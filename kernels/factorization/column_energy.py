@@ -1,7 +1,8 @@
-"""What a first look at a matrix tells: its range, its energy, and which columns carry it."""
+"""First measurements of a matrix: its range, its energy, and which columns carry it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from auditor.kernels.factorization.coordinate_descent import over_blocks
 
-MIXTURE = 0.1  # share of the samples drawn evenly, so that weak columns are seen too
+MIXTURE = 0.1  # share of the samples drawn evenly, so that weak columns come in, too
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ def _energy_block(X: NDArray[Any], out: NDArray[Any], lo: int, hi: int) -> None:
             out[p] += np.float64(row[p]) * np.float64(row[p])
 
 
+def columns_on_device(X: Tensor) -> Tensor:
+    """Return |x_p|^2 (positions,) of X (channels, positions) in float64, on the device of X."""
+    norm: Tensor = torch.linalg.vector_norm(X.detach(), dim=0, dtype=torch.float64)
+    return norm.square()
+
+
 def energy(X: Tensor) -> Energy:
     """Measure X (channels, positions) in two passes, without a float64 copy of it."""
     if X.numel() == 0:
@@ -44,8 +51,19 @@ def energy(X: Tensor) -> Energy:
         x, out = X.detach().contiguous().numpy(), columns.numpy()
         over_blocks(lambda lo, hi: _energy_block(x, out, lo, hi), X.shape[1], block=4096)
     else:
-        columns = torch.linalg.vector_norm(X.detach(), dim=0, dtype=torch.float64) ** 2
+        columns = columns_on_device(X)
     return Energy(low, high, float(columns.sum()), columns)
+
+
+def check_range(measured: Energy, what: str, *, signed: bool) -> None:
+    """Refuse entries that are not finite and, unless ``signed``, negative ones; ``what`` begins the sentence."""
+    if not (math.isfinite(measured.low) and math.isfinite(measured.high)):
+        raise ValueError(f"{what} must be finite, got NaN or infinite values; look at the layer's activations first.")
+    if measured.low < 0 and not signed:
+        raise ValueError(
+            f"{what} must be non-negative, got a smallest value of {measured.low:.4g}; "
+            "choose a layer after a ReLU, or signed=True."
+        )
 
 
 @numba.njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})

@@ -93,7 +93,9 @@ def sweep(F: Tensor, B: Tensor, G: Tensor, n_sweeps: int = 1) -> Tensor:
     """
     floor = float(G.diagonal().max()) * DEAD
     if F.device.type == "cuda":
-        from auditor.kernels.factorization.coordinate_descent_triton import sweep_triton  # Triton is only there with CUDA builds of torch
+        from auditor.kernels.factorization.coordinate_descent_triton import (
+            sweep_triton,  # Triton is only there with CUDA builds of torch
+        )
 
         return sweep_triton(F, B, G, n_sweeps, floor)
     if F.device.type != "cpu":
@@ -112,7 +114,7 @@ def sweep(F: Tensor, B: Tensor, G: Tensor, n_sweeps: int = 1) -> Tensor:
 
 
 def multiply_reference(F: Tensor, B: Tensor, G: Tensor, eps: float) -> Tensor:
-    """Return the multiplicative update F * B / (G F + eps) of Lee & Seung, which never raises the same objective."""
+    """Return the multiplicative update F * B / (G F + eps) [LeeSeung2001], which never raises the same objective."""
     return F * B / (G @ F + eps)
 
 

@@ -4,10 +4,10 @@
         + l_group sum_g sum_i |F[i, g]|_2                                               (few factors per group)
         + l_tv sum_ik sqrt((F_i,k+1 - F_ik)^2 + 1e-6)  +  l_ortho tr(F^T (1 1^T - I) F) (smooth, not co-active)
 
-with P_b >= 0 except for signed blocks, F >= 0. Method page: multi-aspect coupled NMF for CNNs. Choices of ours: the
+with P_b >= 0 except for signed blocks, F >= 0 [CoupledNMF]. Choices of ours: the
 order of a sweep is all P_b, then F; groups are columns with one label; TV runs along the order of the examples and
 enters through a half-quadratic majoriser, whose gradient is split into non-negative parts, so F cannot turn negative;
-``scale_rows`` gives the rows of F mean one (the paper: sum one, which is the same with other units for the lambdas);
+``scale_rows`` gives the rows of F mean one ([CoupledNMF]: sum one, which is the same with other units for the lambdas);
 a factor that dies is frozen. Blocks come already scaled by their weights.
 """
 
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from auditor.kernels.factorization.coordinate_descent import DEAD, sweep
 from auditor.kernels.factorization.nmf import Status
-from auditor.kernels.factorization.starts import nndsvda
 from auditor.kernels.factorization.projection import project
+from auditor.kernels.factorization.starts import nndsvda
 
 TV_EPS = 1e-6
 TINY = 1e-30
@@ -223,7 +223,7 @@ def _rescaled(P: list[Tensor], F: Tensor, normalise: str, scale_rows: bool) -> t
     if normalise == "common":  # one scale per factor: the norm of its stacked column
         s = safe(torch.stack([p.square().sum(0) for p in P]).sum(0).sqrt())
         return [p / s for p in P], F * s[:, None]
-    return [p / safe(p.norm(dim=0)) for p in P], F  # as the paper writes it; nothing can make up for it in F
+    return [p / safe(p.norm(dim=0)) for p in P], F  # as in [CoupledNMF]; nothing can make up for it in F
 
 
 def start(
@@ -271,7 +271,9 @@ def check_blocks(X: Sequence[Tensor], names: Sequence[str], rank: int, signed: S
             )
         low, high = (float(v) for v in x.aminmax())
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"coupled: block {name!r} has NaN or infinite values; mend the model or the data first.")
+            raise ValueError(
+                f"coupled: block {name!r} has NaN or infinite values; correct the model or the data first."
+            )
         if low < 0 and not free:
             raise ValueError(
                 f"coupled: block {name!r} must be non-negative, got a smallest value of {low:.4g}; declare it signed."

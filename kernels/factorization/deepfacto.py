@@ -1,6 +1,6 @@
 """The updates of DeepFacto: a non-negative factorization  Z ~ M S  inside a network that is trained by Block-ADMM.
 
-After chapter 4 of Khorram (2021), with two blocks around the factorization: f (image to layer) and a linear head h
+[Khorram2020], with two blocks around the factorization: f (image to layer) and a linear head h
 (scores to logits). Per image, with scaled duals U and V,
 
     J(y, L) + (kappa/2)|L - h(S)|^2 + (gamma/2)|Z - M S + V|^2 + (beta/2)|Z - f + U|^2,      M, S >= 0.
@@ -101,8 +101,8 @@ def basis_step(M: Tensor, XS: Tensor, SS: Tensor, n_sweeps: int = 1) -> Tensor:
 def logit_steps(h: Tensor, labels: Tensor, kappa: float = 1.0) -> Tensor:
     """Return L after gradient steps from ``h`` on  J(L) + (kappa/2)|L - h|^2,  J the cross-entropy (-1: no label)."""
     hot = torch.nn.functional.one_hot(labels.clamp_min(0), h.shape[1]).to(h)
-    known = (labels >= 0).to(h)[:, None]
+    is_labelled = (labels >= 0).to(h)[:, None]
     L = h
     for _ in range(LOGIT_STEPS):
-        L = L - (known * (L.softmax(1) - hot) + kappa * (L - h)) / (kappa + 0.5)
+        L = L - (is_labelled * (L.softmax(1) - hot) + kappa * (L - h)) / (kappa + 0.5)
     return L

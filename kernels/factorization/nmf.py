@@ -1,8 +1,8 @@
 """Non-negative and semi-non-negative matrix factorization  X ~ W S  by HALS or multiplicative updates.
 
-HALS: Cichocki & Phan 2009, with several inner passes per matrix product as in Gillis & Glineur 2012; multiplicative
-updates: Lee & Seung 2001, and Ding, Li & Jordan 2010 when W is free. A component that dies is re-seeded from the
-worst-fitted position with a zero row of S, which leaves the product W S, and so the objective, as it was.
+HALS [CichockiPhan2009] with several inner passes per matrix product [GillisGlineur2012]; multiplicative updates
+[LeeSeung2001], and [DingLiJordan2010] when W is free. A component that dies is re-seeded from the worst-fitted position
+with a zero row of S, which leaves the product W S, and so the objective, as it was.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from auditor.kernels.factorization.column_energy import Energy, check_range, energy, inner_product, sample_columns
 from auditor.kernels.factorization.coordinate_descent import multiply, sweep
-from auditor.kernels.factorization.column_energy import Energy, energy, inner_product, sample_columns
 from auditor.kernels.factorization.starts import nndsvda, random_start
 
 MU_EPS = 1e-9
@@ -69,15 +69,9 @@ def _checked(X: Tensor, rank: int, signed: bool) -> Energy:
             f"NMF: rank must be between 1 and the smaller side of X, got rank {rank} for {X.shape[0]} x "
             f"{X.shape[1]} values; choose a smaller rank or give more positions."
         )
-    seen = energy(X)
-    if not (math.isfinite(seen.low) and math.isfinite(seen.high)):
-        raise ValueError("NMF: X must be finite, got NaN or infinite values; look at the layer's activations first.")
-    if seen.low < 0 and not signed:
-        raise ValueError(
-            f"NMF: X must be non-negative, got a smallest value of {seen.low:.4g}; "
-            "choose a layer after a ReLU, or signed=True."
-        )
-    return seen
+    measured = energy(X)
+    check_range(measured, "NMF: X", signed=signed)
+    return measured
 
 
 def _objective(x2: float, B: Tensor, G: Tensor, S: Tensor, SS: Tensor) -> float:
@@ -114,7 +108,7 @@ def free_basis(XSt: Tensor, SS: Tensor) -> Tensor:
 def hals(
     X: Tensor, W: Tensor, S: Tensor, x2: float, *, B: Tensor | None = None, signed: bool = False, inner: int = 3
 ) -> Iterator[State]:
-    """Yield extrapolated HALS iterates (Ang & Gillis 2019) of |X - W S|^2, |X|^2 = ``x2``; B is W^T X if known.
+    """Yield extrapolated HALS iterates [AngGillis2019] of |X - W S|^2, |X|^2 = ``x2``; B is W^T X if at hand.
 
     Each step updates W and then S by ``inner`` coordinate passes per matrix product, W and S both pushed on by
     ``beta`` times their last move. A step that would raise the objective is taken again without the push.
@@ -127,7 +121,10 @@ def hals(
     for t in itertools.count(1):
         for (W, S), push in ((start, beta), (accepted, 0.0)):
             SS, XSt = S @ S.T, X @ S.T
-            W_next = free_basis(XSt, SS) if signed else sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
+            if signed:
+                W_next = torch.where(SS.diagonal() > 0, free_basis(XSt, SS), W)  # a new seed has no scores yet
+            else:
+                W_next = sweep(W.T.contiguous(), XSt.T.contiguous(), SS, inner).T
             norms = _norms(W_next)
             W_next = W_next / norms
             W = _pushed(W_next, last[0] / norms, push, free=signed)
@@ -184,7 +181,7 @@ def kkt_residual(X: Tensor, W: Tensor, S: Tensor, *, B: Tensor | None = None, si
 
     In that scale factor and gradient have the same unit, so the residual is divided by the largest entry of the
     factor and does not change when X is scaled or weight moves between W and S. A free W counts with |gradient|. ``B``
-    is W^T X where it is known.
+    is W^T X where it is at hand.
     """
     W1, S1 = _unit_columns(W, S)
     grad_S = (W1.T @ W1) @ S1 - (W.T @ X if B is None else B) / _norms(W)[:, None]
@@ -224,19 +221,19 @@ def factorize(
     True
     """
     X = X.detach() if X.dtype == torch.float64 else X.detach().float()
-    seen = _checked(X, rank, signed)
-    W, S, B = _start(X, rank, seen, seed, init, W0, S0, signed)
+    measured = _checked(X, rank, signed)
+    W, S, B = _start(X, rank, measured, seed, init, W0, S0, signed)
     solve = hals if solver == "hals" else multiplicative
-    floor = max(10 * torch.finfo(X.dtype).eps, target_error) ** 2 * seen.total
-    states = solve(X, W, S, seen.total, B=B, signed=signed)
+    floor = max(10 * torch.finfo(X.dtype).eps, target_error) ** 2 * measured.total
+    states = solve(X, W, S, measured.total, B=B, signed=signed)
     status, best, history = _iterate(states, floor, max_iter, tol, on_step)
     kkt = kkt_residual(X, best.W, best.S, B=best.B, signed=signed)
     W, S = _unit_columns(best.W, best.S)
     W, S = W.contiguous(), S.contiguous()
     misfit = best.objective
-    if misfit < CANCELLED * seen.total:
+    if misfit < CANCELLED * measured.total:
         misfit = energy(X - W @ S).total
-    error = math.sqrt(misfit / seen.total) if seen.total > 0 else 0.0
+    error = math.sqrt(misfit / measured.total) if measured.total > 0 else 0.0
     return Factorization(W, S, status, len(history) - 1, history, kkt, error)
 
 
@@ -264,7 +261,7 @@ def _iterate(
 
 
 def _start(
-    X: Tensor, rank: int, seen: Energy, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
+    X: Tensor, rank: int, measured: Energy, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return W, S and, where the start has formed it, W^T X."""
     for name, given, wanted in (("W0", W0, (X.shape[0], rank)), ("S0", S0, (rank, X.shape[1]))):
@@ -279,7 +276,7 @@ def _start(
     if S0 is not None:
         S = S0.detach().to(X)
         return random_start(X, rank, generator, signed=signed)[0], S, None
-    return _coarse_to_fine(X, rank, seen, generator, init, signed)
+    return _coarse_to_fine(X, rank, measured, generator, init, signed)
 
 
 def _answer(X: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -290,11 +287,11 @@ def _answer(X: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _coarse_to_fine(
-    X: Tensor, rank: int, seen: Energy, generator: torch.Generator, init: str, signed: bool
+    X: Tensor, rank: int, measured: Energy, generator: torch.Generator, init: str, signed: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return a start for all positions, fitted on growing samples of them: W needs far fewer positions than S has."""
     if init == "columns" or (init == "auto" and rank > MANY and not signed):
-        W = sample_columns(X, seen.columns, rank, generator)
+        W = sample_columns(X, measured.columns, rank, generator)
         W = (W if signed else W.clamp_min(0)) / _norms(W)
         return W, *_answer(X, W)
     begin = random_start if init == "random" else nndsvda
@@ -302,7 +299,7 @@ def _coarse_to_fine(
     if not sizes:
         return *begin(X, rank, generator, signed=signed), None
     for level, size in enumerate(sizes):
-        part = sample_columns(X, seen.columns, size, generator)
+        part = sample_columns(X, measured.columns, size, generator)
         W, S, B = (*begin(part, rank, generator, signed=signed), None) if level == 0 else (W, *_answer(part, W))
         states = hals(part, W, S, energy(part).total, B=B, signed=signed)
         W = _iterate(states, 0.0, COARSE_STEPS, COARSE_TOL)[1].W

@@ -1,6 +1,6 @@
 """Non-negative least squares on Gram data:  min_{s >= 0}  s^T G s - 2 b^T s,  one column after the other.
 
-The active-set method of Lawson & Hanson 1974 in the form of Bro & de Jong 1997, started from coordinate passes, so the
+The active-set method [LawsonHanson1974] in the form of [BroDeJong1997], started from coordinate passes, so the
 answer is exact to rounding and not a limit. G has a unit diagonal; a dead component is a row of the identity and has
 b = 0.
 """
@@ -61,6 +61,20 @@ def _descend(G: NDArray[Any], b: NDArray[Any], s: NDArray[Any], g: NDArray[Any])
                     g[j] += step * G[k, j]
 
 
+@numba.njit(inline="always")
+def _move_towards(s: NDArray[Any], z: NDArray[Any], idx: NDArray[Any], n: int) -> int:
+    """Move s[idx] towards z until the first entry reaches zero; return that entry's number, -1 when z is reached."""
+    alpha, blocking = 1.0, -1
+    for i in range(n):
+        if z[i] <= 0:
+            step = s[idx[i]] / (s[idx[i]] - z[i]) if s[idx[i]] > z[i] else 0.0
+            if step < alpha or blocking < 0:
+                alpha, blocking = min(step, alpha), i
+    for i in range(n):
+        s[idx[i]] += alpha * (z[i] - s[idx[i]])
+    return blocking
+
+
 @numba.njit(nogil=True, cache=True)
 def _finish(
     G: NDArray[Any],
@@ -93,14 +107,7 @@ def _finish(
                         weakest = idx[i]
                 passive[weakest], barred[weakest], s[weakest] = False, True, 0.0
                 continue
-            alpha, blocking = 1.0, -1
-            for i in range(n):
-                if z[i] <= 0:
-                    step = s[idx[i]] / (s[idx[i]] - z[i]) if s[idx[i]] > z[i] else 0.0
-                    if step < alpha or blocking < 0:
-                        alpha, blocking = min(step, alpha), i
-            for i in range(n):
-                s[idx[i]] += alpha * (z[i] - s[idx[i]])
+            blocking = _move_towards(s, z, idx, n)
             if blocking < 0:
                 break
             for i in range(n):

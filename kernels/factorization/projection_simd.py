@@ -22,7 +22,6 @@ TILE = WIDTH * VECTORS
 _I1, _I32, _F32 = ir.IntType(1), ir.IntType(32), ir.FloatType()
 _FLOATS = ir.VectorType(_F32, WIDTH)
 _INDICES = ir.VectorType(_I32, WIDTH)
-_MASK = ir.VectorType(_I1, WIDTH)
 _ZERO = ir.Constant(_FLOATS, [0.0] * WIDTH)
 _FUSED = ("contract",)
 
@@ -38,8 +37,8 @@ def _array(context: Any, builder: Any, signature: Any, args: Any, position: int)
 
 def _line(builder: Any, base: Any, index: Any, v: int) -> Any:
     """Return the pointer to vector ``v`` of the tile row that starts at ``base[index]``."""
-    place = builder.add(index, ir.Constant(index.type, v * WIDTH))
-    return builder.bitcast(builder.gep(base, [place]), _FLOATS.as_pointer())
+    first = builder.add(index, ir.Constant(index.type, v * WIDTH))
+    return builder.bitcast(builder.gep(base, [first]), _FLOATS.as_pointer())
 
 
 def _load(builder: Any, pointer: Any) -> Any:
@@ -90,8 +89,8 @@ def _product(n_rows: int, is_whole: bool) -> Any:
             ]
             weight = builder.add(w_at, builder.mul(loop.index, w_stride))
             for r in range(n_rows):
-                place = builder.gep(W, [builder.add(weight, ir.Constant(weight.type, r))])
-                w = _splat(builder, builder.load(place), _FLOATS)
+                entry = builder.gep(W, [builder.add(weight, ir.Constant(weight.type, r))])
+                w = _splat(builder, builder.load(entry), _FLOATS)
                 for v in range(VECTORS):
                     grown = builder.fadd(builder.load(sums[r][v]), builder.fmul(w, x[v], flags=_FUSED), flags=_FUSED)
                     builder.store(grown, sums[r][v])
@@ -186,9 +185,9 @@ def _pass(watching: bool) -> Any:
         moved = [cgutils.alloca_once_value(builder, _ZERO) for _ in range(VECTORS)]
         top = [cgutils.alloca_once_value(builder, _ZERO) for _ in range(VECTORS)]
         with cgutils.for_range(builder, rank) as rows:
-            own = builder.mul(rows.index, tile)
+            row = builder.mul(rows.index, tile)
             for v in range(VECTORS):
-                builder.store(_load(builder, _line(builder, b, own, v)), sums[v])
+                builder.store(_load(builder, _line(builder, b, row, v)), sums[v])
             first = builder.mul(rows.index, stride)
             with cgutils.for_range(builder, rank) as others:
                 h = builder.load(builder.gep(H, [builder.add(first, others.index)]))
@@ -197,8 +196,8 @@ def _pass(watching: bool) -> Any:
                     pull = builder.fmul(each, _load(builder, _line(builder, s, there, v)), flags=_FUSED)
                     builder.store(builder.fsub(builder.load(sums[v]), pull, flags=_FUSED), sums[v])
             for v in range(VECTORS):
-                line, value = _line(builder, s, own, v), builder.load(sums[v])
-                # A NaN is not below zero, so it stays and is seen by whoever asks whether the lane has settled.
+                line, value = _line(builder, s, row, v), builder.load(sums[v])
+                # A NaN is not below zero, so it stays and is noticed by the test whether the lane has settled.
                 new = builder.select(builder.fcmp_ordered("<", value, _ZERO), _ZERO, value)
                 if watching:
                     step = builder.fsub(new, _load(builder, line))
@@ -209,10 +208,10 @@ def _pass(watching: bool) -> Any:
                 _store(builder, new, line)
         if watching:
             zero = ir.Constant(rank.type, 0)
-            for position, found in ((5, moved), (6, top)):
+            for position, vectors in ((5, moved), (6, top)):
                 base = _array(context, builder, signature, args, position)
                 for v in range(VECTORS):
-                    _store(builder, builder.load(found[v]), _line(builder, base, zero, v))
+                    _store(builder, builder.load(vectors[v]), _line(builder, base, zero, v))
         return context.get_dummy_value()
 
     return generate

@@ -1,4 +1,4 @@
-"""Starting points for NMF: NNDSVDa (Boutsidis & Gallopoulos 2008) from a randomised range finder, or |normal|."""
+"""Starting points for NMF: NNDSVDa [BoutsidisGallopoulos2008] from a randomised range finder, or |normal|."""
 
 from __future__ import annotations
 

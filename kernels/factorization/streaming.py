@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.kernels.factorization.column_energy import check_range, energy
 from auditor.kernels.factorization.coordinate_descent import sweep
-from auditor.kernels.factorization.column_energy import energy
 from auditor.kernels.factorization.nmf import Status, factorize, free_basis
 from auditor.kernels.factorization.projection import Basis, prepare, project
 
@@ -30,7 +30,7 @@ Shards = Callable[[], Iterable[Tensor]]
 
 @dataclass(frozen=True)
 class Statistics:
-    """All that a basis update needs to know of the positions seen."""
+    """All that a basis update needs to know of the positions."""
 
     XSt: Tensor  # (channels, rank) float64
     SS: Tensor  # (rank, rank) float64
@@ -50,13 +50,13 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Sample:
-    """Columns with the smallest keys so far, their energies and the energy and number of all columns seen."""
+    """Columns with the smallest keys so far, their energies and the energy and number of all columns so far."""
 
     columns: Tensor
     keys: Tensor
     energies: Tensor
     total: float
-    seen: int
+    n_drawn_from: int
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,23 @@ def statistics(X: Tensor, W: Tensor, basis: Basis | None = None) -> Statistics:
     return Statistics((X @ S.T).double(), Sd @ Sd.T, energy(X).total, misfit, X.shape[1])
 
 
-def basis_step(W: Tensor, seen: Statistics, *, signed: bool = False) -> Tensor:
+def basis_step(W: Tensor, sums: Statistics, *, signed: bool = False) -> Tensor:
     """Return the basis after coordinate passes on the reduced statistics; a component nobody used stays as it is.
 
     With ``signed`` W is free and the least-squares basis of the statistics.
     """
     if signed:
-        return torch.where(seen.SS.diagonal() > 0, free_basis(seen.XSt, seen.SS), W)
-    return sweep(W.T.contiguous(), seen.XSt.T.contiguous(), seen.SS, W_PASSES).T.contiguous()
+        return torch.where(sums.SS.diagonal() > 0, free_basis(sums.XSt, sums.SS), W)
+    return sweep(W.T.contiguous(), sums.XSt.T.contiguous(), sums.SS, W_PASSES).T.contiguous()
 
 
-def basis_kkt(W: Tensor, seen: Statistics, *, signed: bool = False) -> float:
+def basis_kkt(W: Tensor, sums: Statistics, *, signed: bool = False) -> float:
     """Return max |min(W, gradient)| over max W, in the scale where S has unit rows; S itself is optimal.
 
     A free W counts with |gradient|.
     """
-    scale = seen.SS.diagonal().clamp_min(1e-300).sqrt()
-    gradient = (W @ seen.SS - seen.XSt) / scale
+    scale = sums.SS.diagonal().clamp_min(1e-300).sqrt()
+    gradient = (W @ sums.SS - sums.XSt) / scale
     W = W * scale
     side = gradient.abs() if signed else torch.minimum(W, gradient).abs()
     return float(side.max() / W.abs().max().clamp_min(1e-300))
@@ -114,14 +114,14 @@ def basis_kkt(W: Tensor, seen: Statistics, *, signed: bool = False) -> float:
 def alternating(shards: Shards, W: Tensor, *, signed: bool = False) -> Iterator[StreamState]:
     """Yield one state per pass over the shards."""
     for t in itertools.count():
-        seen, basis = None, prepare(W)
+        sums, basis = None, prepare(W)
         for X in shards():
             part = statistics(X, W, basis)
-            seen = part if seen is None else seen + part
-        if seen is None:
+            sums = part if sums is None else sums + part
+        if sums is None:
             raise ValueError("NMF stream: no shard came; give at least one batch of positions.")
-        yield StreamState(t, W, seen)
-        W = basis_step(W, seen, signed=signed)
+        yield StreamState(t, W, sums)
+        W = basis_step(W, sums, signed=signed)
 
 
 def _hashed_exponential(start: int, n: int, seed: int) -> Tensor:
@@ -137,27 +137,21 @@ def _hashed_exponential(start: int, n: int, seed: int) -> Tensor:
 
 def draw_sample(shards: Shards, size: int, seed: int, *, signed: bool = False) -> Sample:
     """Return up to ``size`` columns of the stream, drawn by energy without replacement."""
-    kept = None
+    sample = None
     for X in shards():
         look = energy(X)
-        if not (math.isfinite(look.low) and math.isfinite(look.high)):
-            raise ValueError("NMF stream: activations must be finite, got NaN or infinite values.")
-        if look.low < 0 and not signed:
-            raise ValueError(
-                f"NMF stream: activations must be non-negative, got a smallest value of {look.low:.4g}; "
-                "choose a layer after a ReLU, or signed=True."
-            )
-        start = 0 if kept is None else kept.seen
+        check_range(look, "NMF stream: activations", signed=signed)
+        start = 0 if sample is None else sample.n_drawn_from
         keys = _hashed_exponential(start, X.shape[1], seed) / look.columns.cpu().clamp_min(1e-300)
         columns, energies, total = X, look.columns.cpu(), look.total
-        if kept is not None:
-            columns, total = torch.cat([kept.columns, X], dim=1), total + kept.total
-            keys, energies = torch.cat([kept.keys, keys]), torch.cat([kept.energies, energies])
+        if sample is not None:
+            columns, total = torch.cat([sample.columns, X], dim=1), total + sample.total
+            keys, energies = torch.cat([sample.keys, keys]), torch.cat([sample.energies, energies])
         index = keys.topk(min(size, keys.numel()), largest=False).indices.sort().values
-        kept = Sample(columns[:, index], keys[index], energies[index], total, start + X.shape[1])
-    if kept is None:
+        sample = Sample(columns[:, index], keys[index], energies[index], total, start + X.shape[1])
+    if sample is None:
         raise ValueError("NMF stream: no shard came; give at least one batch of positions.")
-    return kept
+    return sample
 
 
 def factorize_stream(
@@ -200,12 +194,12 @@ def factorize_stream(
             status = Status.CONVERGED
             break
     assert best is not None
-    seen = best.statistics
-    error = math.sqrt(seen.misfit / seen.energy) if seen.energy > 0 else 0.0
+    sums = best.statistics
+    error = math.sqrt(sums.misfit / sums.energy) if sums.energy > 0 else 0.0
     norms = best.W.norm(dim=0)
     W = best.W / torch.where(norms > 0, norms, torch.ones_like(norms))
     return StreamFactorization(
-        W.float(), status, len(history) - 1, history, basis_kkt(best.W, seen, signed=signed), error, seen.positions
+        W.float(), status, len(history) - 1, history, basis_kkt(best.W, sums, signed=signed), error, sums.positions
     )
 
 
@@ -214,9 +208,9 @@ def _stream_start(shards: Shards, rank: int, seed: int, signed: bool) -> Tensor:
     if not 1 <= rank <= min(drawn.columns.shape):
         raise ValueError(
             f"NMF stream: rank must be between 1 and the smaller side of the data, got rank {rank} for "
-            f"{drawn.columns.shape[0]} channels x {drawn.seen} positions."
+            f"{drawn.columns.shape[0]} channels x {drawn.n_drawn_from} positions."
         )
     chance = drawn.keys.numel() * drawn.energies / max(drawn.total, 1e-300)
-    weight = chance.clamp_min(1e-300).clamp_max(1).rsqrt() if drawn.seen > drawn.keys.numel() else torch.ones(1)
+    weight = chance.clamp_min(1e-300).clamp_max(1).rsqrt() if drawn.n_drawn_from > drawn.keys.numel() else torch.ones(1)
     weight = torch.where(drawn.energies > 0, weight.double(), torch.zeros(1, dtype=torch.float64))
     return factorize(drawn.columns.double() * weight, rank, seed=seed, tol=1e-3, signed=signed).W

@@ -1,7 +1,7 @@
 """Projected gradient on the unit cube with an l1 penalty:  minimise  f(s) + penalty |s|_1  over  0 <= s <= 1.
 
 The Lagrangian way to a sparse mask, kept as the baseline of the rate-constrained one. Backtracking with a sufficient
-decrease, after Macdonald et al. (2019): start 0.25, factor 0.7, decrease 0.65.
+decrease [Macdonald2019]: start 0.25, factor 0.7, decrease 0.65.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from auditor.kernels.frank_wolfe.solver import Objective, Status, Step
 from auditor.kernels.frank_wolfe.polytope import Box
+from auditor.kernels.frank_wolfe.solver import Objective, Status, Step
 
 SHRINK, DECREASE, MAX_SHRINKS = 0.7, 0.65, 60
 

@@ -4,8 +4,8 @@
 
 with  d = v - s  (vanilla),  the better of  v - s  and  s - v_a  (away-step),  or  v - v_a  (pairwise), v_a the worst
 vertex of the active set. Lazified runs answer from vertices seen before while those promise half of the gap estimate
-phi. Stochastic runs follow a momentum average of sampled gradients. After Jaggi (2013), Lacoste-Julien and Jaggi
-(2015), Braun et al. (2017), Mokhtari et al. (2018), and Macdonald, Besancon and Pokutta (ICML 2022).
+phi. Stochastic runs follow a momentum average of sampled gradients. [Jaggi2013],
+[LacosteJulienJaggi2015], [Braun2017], [Mokhtari2018], [MacdonaldBesanconPokutta2022].
 
 The gap is the certificate: for convex f it bounds  f(s) - min f  from above; for any smooth f it is zero exactly at
 stationary points. The problems of a batch are independent and move together; those that are done stand still and are
@@ -277,14 +277,7 @@ def solve(
             limit = Status.TIME_LIMIT
             break
         stepped = now
-    oracle_calls, gradient_calls = step.oracle_calls, step.gradient_calls
-    # A momentum average certifies nothing, and a stored vertex only half.
-    unsure = torch.arange(len(s)) if solver.variant == "stochastic" else (~is_exact).nonzero().squeeze(1)
-    if len(unsure):
-        best_value, gap = best_value.clone(), gap.clone()
-        best_value[unsure], g = _evaluated(exact_gradient(objective), best_s[unsure], unsure)
-        gap[unsure] = _dot(g, best_s[unsure] - polytope.vertex(g, unsure))
-        oracle_calls, gradient_calls = oracle_calls + len(unsure), gradient_calls + len(unsure)
+    best_value, gap, n_asked = _certified(solver, objective, polytope, best_s, best_value, gap, is_exact)
     return Solution(
         s=best_s,
         value=best_value,
@@ -292,11 +285,32 @@ def solve(
         best_gap=gap if solver.variant == "stochastic" else torch.minimum(step.best_gap, gap),
         status=[Status(int(c)) if c != Status.RUNNING else limit for c in step.status],
         steps=step.t,
-        oracle_calls=oracle_calls,
-        gradient_calls=gradient_calls,
+        oracle_calls=step.oracle_calls + n_asked,
+        gradient_calls=step.gradient_calls + n_asked,
         seconds=time.monotonic() - started,
         history=torch.stack(history),
     )
+
+
+def _certified(
+    solver: FrankWolfe,
+    objective: Objective,
+    polytope: Polytope,
+    s: Tensor,
+    value: Tensor,
+    gap: Tensor,
+    is_exact: Tensor,
+) -> tuple[Tensor, Tensor, int]:
+    """Return value and gap at ``s``, both exact, and for how many problems they had to be computed afresh.
+
+    A momentum average certifies nothing, and a stored vertex only half.
+    """
+    unsure = torch.arange(len(s)) if solver.variant == "stochastic" else (~is_exact).nonzero().squeeze(1)
+    if len(unsure):
+        value, gap = value.clone(), gap.clone()
+        value[unsure], g = _evaluated(exact_gradient(objective), s[unsure], unsure)
+        gap[unsure] = _dot(g, s[unsure] - polytope.vertex(g, unsure))
+    return value, gap, len(unsure)
 
 
 Gradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

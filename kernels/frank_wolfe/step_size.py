@@ -107,7 +107,7 @@ class ShortStep:
 class Backtracking:
     """The short step with a local estimate M of the curvature: relaxed each step, raised until the model holds.
 
-    Accepts when  f(s + gamma d) <= f(s) - gamma slope + gamma^2 M |d|^2 / 2,  after Pedregosa et al. (2020).
+    Accepts when  f(s + gamma d) <= f(s) - gamma slope + gamma^2 M |d|^2 / 2,  [Pedregosa2020].
     """
 
     shrink: float = 0.9

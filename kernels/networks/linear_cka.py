@@ -1,4 +1,4 @@
-"""How alike two representations of the same examples are: linear CKA (Kornblith et al. 2019)."""
+"""How alike two representations of the same examples are: linear CKA [Kornblith2019]."""
 
 from __future__ import annotations
 

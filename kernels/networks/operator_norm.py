@@ -10,10 +10,10 @@ A power or Lanczos iteration approaches the norm from below, so what it stops at
 
                 and the largest of their norms bounds the operator's, closely for maps larger than the kernel. On large
                 maps fewer frequencies do: between m grid points a trigonometric polynomial of degree d rises at most
-                by the factor 1 / cos(pi d / m) (Ehlich and Zeller 1964);
+                by the factor 1 / cos(pi d / m) [EhlichZeller1964];
 - anything else: Lanczos from a random start. After k steps the largest Ritz value of an n x n matrix is below
-                (1 - e) lambda with probability at most 1.648 sqrt(n) exp(-sqrt(e) (2k - 1)) (Kuczynski and Wozniakowski
-                1992), which is solved for e.
+                (1 - e) lambda with probability at most 1.648 sqrt(n) exp(-sqrt(e) (2k - 1))
+                [KuczynskiWozniakowski1992], which is solved for e.
 """
 
 from __future__ import annotations
@@ -155,13 +155,13 @@ def _largest_symbol(w: Tensor, lines: list[_Line], grids: list[int]) -> float:
     return best
 
 
-def _largest_norm(b: Tensor, known: float) -> float:
-    """Return the largest norm of a batch of complex matrices, or ``known`` when none exceeds it."""
+def _largest_norm(b: Tensor, so_far: float) -> float:
+    """Return the largest norm of a batch of complex matrices, or ``so_far`` when none exceeds it."""
     if b.shape[1] > b.shape[2]:
         b = b.mH
     inner = b.shape[2]
     if b.shape[1] == 1:
-        return max(known, float(b.abs().square().sum((1, 2)).max().sqrt()) * (1 + 8 * inner * EPS))
+        return max(so_far, float(b.abs().square().sum((1, 2)).max().sqrt()) * (1 + 8 * inner * EPS))
     gram = b @ b.mH
     # |G^2|_F^(1/4) >= |B|: only matrices that could hold the largest norm are taken apart
     power = gram @ gram if gram.shape[1] > 16 else gram
@@ -169,10 +169,10 @@ def _largest_norm(b: Tensor, known: float) -> float:
     order = above.argsort(descending=True)
     step = max(1, (1 << 20) // gram.shape[1] ** 2)
     for rows in torch.split(order, step):
-        if float(above[rows[0]]) <= known:
+        if float(above[rows[0]]) <= so_far:
             break
-        known = max(known, float(_root_of(gram[rows], inner).max()))
-    return known
+        so_far = max(so_far, float(_root_of(gram[rows], inner).max()))
+    return so_far
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""Losses of a sparse reconstruction autoencoder (Qi, Khorram, Li: Embedding deep networks into visual explanations).
+"""Losses of a sparse reconstruction autoencoder [XNN].
 
-All take a whole stack of heads at once: ``classes`` stands in front, so ten classes train in one batched pass.
+All take a whole stack of heads at once: ``classes`` is the first axis, so ten classes train in one batched pass.
 
     L_FS = 1/M sum_i w_i (ybar_i - y_i)^2                   faithfulness, w_i with mean 1
     Q_k  = 1/M sum_i (Zhat_ik - Z_ik)^2                     error of dimension k

@@ -14,12 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.kernels.trees.histogram_simd import LANES, aligned
-from auditor.kernels.trees.node_targets import LOCAL, TOP, prepare
-from auditor.kernels.trees.split_search import GROWN, SUBTRACTED, TILE, search
+from auditor.kernels.trees.node_targets import LOCAL, TOP, Nodes, NodeTargets, Targets, prepare
+from auditor.kernels.trees.split_search import (
+    EVEN,
+    GROWN,
+    SUBTRACTED,
+    TILE,
+    Features,
+    Histograms,
+    Splits,
+    scratch,
+    search,
+)
 from auditor.kernels.trees.tree import Codes, Floats, Ints, Tree, TreeLimits, checked_codes, checked_targets
 
 PURE = float(np.finfo(np.float64).eps)  # scikit-learn's: a node of smaller mean variance is a leaf
 HISTOGRAM_BYTES = 1 << 30
+NO_SPLIT = (-np.inf, -1, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -43,12 +54,12 @@ class _Node:
 
 @dataclass(slots=True)
 class _Task:
-    """One node of a level that has rows it has not seen, and how its histogram comes about."""
+    """One node of a level that has new rows, and how its histogram comes about."""
 
     node: _Node
     mode: int = LOCAL
     fresh: bool = True
-    seen: int = 0  # rows[:seen] were there before; they are in the histogram already unless it is fresh
+    n_old: int = 0  # rows[:n_old] were there before; they are in the histogram already unless it is fresh
     parent: int = -1
     sibling: int = -1
     frees: list[int] = field(default_factory=list)
@@ -184,86 +195,96 @@ class TreeGrower:
                 tasks = below
 
     def _best_splits(self, tasks: list[_Task], share: Callable[..., None]) -> list[tuple[float, int, int]]:
-        n = len(tasks)
-        rows = np.concatenate([task.node.rows for task in tasks])
-        stop = np.cumsum([len(task.node.rows) for task in tasks], dtype=np.int64)
-        start = np.concatenate([[0], stop[:-1]]).astype(np.int64)
-        mode = np.array([task.mode for task in tasks], dtype=np.int64)
-        is_local = mode == LOCAL
-        local_at = np.zeros(n, dtype=np.int64)
-        widths = np.where(is_local, (stop - start) * self._lanes, 0)
-        local_at[1:] = np.cumsum(widths)[:-1]
-        local = aligned(max(int(widths.sum()), LANES), np.int32, fill=None)
-        lanes = np.zeros(n, dtype=np.int64)
-        mean, fixed_mean = np.empty((n, self.n_outputs)), aligned((n, self._lanes), np.float64, fill=None)
-        energy, step, tail = np.empty(n), np.empty(n), np.empty(n)
-        described = (rows, start, stop, mode, self._y, self._fixed, self._step, local, local_at, lanes)
-        measured = (mean, energy, fixed_mean, step, tail)
-        weight = np.concatenate([[0], np.cumsum(stop - start)])
-        cuts = np.searchsorted(weight, np.linspace(0, weight[-1], self._threads + 1)).tolist()
-        share(lambda i: prepare(cuts[i], cuts[i + 1], *described, *measured), self._threads)
+        nodes = self._nodes_of(tasks)
+        targets = Targets(self._y, self._fixed, self._step)
+        described = self._prepared(nodes, targets, share)
         for i, task in enumerate(tasks):
-            task.node.mean = mean[i]
-        wanted = energy > PURE * (stop - start) * self.n_outputs
+            task.node.mean = described.mean[i]
+        n_rows = nodes.stop - nodes.start
+        wanted = described.energy > PURE * n_rows * self.n_outputs
         wanted &= np.array([self._can_split(task.node) for task in tasks])
-        busy = np.flatnonzero(wanted | ~is_local)  # an unwanted histogram may still be a sibling's
-        gain = np.full((self._threads, len(busy)), -np.inf)
-        feature, threshold = (np.full((self._threads, len(busy)), -1, dtype=np.int64) for _ in range(2))
-        blocks = np.array(
-            [
-                (task.node.block, task.parent, task.sibling, 0 if task.fresh else task.seen, task.fresh)
-                for task in tasks
-            ],
-            dtype=np.int64,
-        )[busy]
-        tiles = np.linspace(0, self._tiles, self._threads + 1).astype(np.int64)
-        grown_from = start[busy] + blocks[:, 3]
-
-        def one(i: int) -> None:
-            hist = aligned(TILE * self._n_codes * LANES, np.int32, fill=None)
-            search(
-                tiles[i],
-                tiles[i + 1],
-                self._n_codes,
-                self._codes,
-                self._plain,
-                rows,
-                start[busy],
-                grown_from,
-                stop[busy],
-                mode[busy],
-                blocks[:, 4],
-                wanted[busy],
-                blocks[:, 0],
-                blocks[:, 1],
-                blocks[:, 2],
-                self._y,
-                self._fixed,
-                local,
-                local_at[busy],
-                lanes[busy],
-                self._pool,
-                self._block_size,
-                mean[busy],
-                energy[busy],
-                fixed_mean if len(busy) == n else fixed_mean[busy],
-                step[busy],
-                tail[busy],
-                self.limits.leaf_rows,
-                self.limits.balance,
-                hist,
-                gain[i],
-                feature[i],
-                threshold[i],
-            )
-
+        busy = np.flatnonzero(wanted | (nodes.mode != LOCAL))  # an unwanted histogram may still be a sibling's
+        splits = [NO_SPLIT] * len(tasks)
         if len(busy):
-            share(one, self._threads)
-        splits = [(-np.inf, -1, -1)] * n
-        for j, i in enumerate(busy.tolist()):
-            splits[i] = _first_best(gain[:, j], feature[:, j], threshold[:, j], 1e-12 * energy[i])
+            best = self._searched([tasks[i] for i in busy.tolist()], busy, nodes, wanted, targets, described, share)
+            for i, split in zip(busy.tolist(), best, strict=True):
+                splits[i] = split
         floor = self.limits.min_gain * self.n_rows * self.n_outputs
-        return [split if split[0] + PURE * self.n_rows >= floor else (-np.inf, -1, -1) for split in splits]
+        return [split if split[0] + PURE * self.n_rows >= floor else NO_SPLIT for split in splits]
+
+    def _nodes_of(self, tasks: list[_Task]) -> Nodes:
+        stop = np.cumsum([len(task.node.rows) for task in tasks], dtype=np.int64)
+        return Nodes(
+            rows=np.concatenate([task.node.rows for task in tasks]),
+            start=np.concatenate([[0], stop[:-1]]).astype(np.int64),
+            stop=stop,
+            mode=np.array([task.mode for task in tasks], dtype=np.int64),
+        )
+
+    def _prepared(self, nodes: Nodes, targets: Targets, share: Callable[..., None]) -> NodeTargets:
+        """Return what the search needs to know of each node's targets; every thread describes as many rows."""
+        n, n_rows = len(nodes.start), nodes.stop - nodes.start
+        widths = np.where(nodes.mode == LOCAL, n_rows * self._lanes, 0)
+        out = NodeTargets(
+            mean=np.empty((n, self.n_outputs)),
+            energy=np.empty(n),
+            fixed_mean=aligned((n, self._lanes), np.float64, fill=None),
+            step=np.empty(n),
+            tail=np.empty(n),
+            lanes=np.zeros(n, dtype=np.int64),
+            local=aligned(max(int(widths.sum()), LANES), np.int32, fill=None),
+            local_at=np.cumsum(widths) - widths,
+        )
+        weight = np.concatenate([[0], np.cumsum(n_rows)])
+        cuts = np.searchsorted(weight, np.linspace(0, weight[-1], self._threads + 1)).tolist()
+        share(lambda i: prepare(cuts[i], cuts[i + 1], nodes, targets, out), self._threads)
+        return out
+
+    def _searched(
+        self,
+        tasks: list[_Task],
+        busy: NDArray[np.int64],
+        nodes: Nodes,
+        wanted: NDArray[np.bool_],
+        targets: Targets,
+        described: NodeTargets,
+        share: Callable[..., None],
+    ) -> list[tuple[float, int, int]]:
+        """Return the best split of the nodes ``busy``, each thread searching its share of the tiles."""
+        if len(busy) < len(wanted):
+            nodes = Nodes(nodes.rows, nodes.start[busy], nodes.stop[busy], nodes.mode[busy])
+            described = NodeTargets._make(column if column is described.local else column[busy] for column in described)
+            wanted = wanted[busy]
+        histograms = self._histograms_of(tasks, nodes.start)
+        limits = (self.limits.leaf_rows, self.limits.balance)
+        tiles = np.linspace(0, self._tiles, self._threads + 1).astype(int).tolist()
+        shape = self._threads, len(busy)
+        gain = np.full(shape, -np.inf)
+        feature, threshold = (np.full(shape, -1, dtype=np.int64) for _ in range(2))
+
+        def search_share(i: int) -> None:
+            features = Features(tiles[i], tiles[i + 1], self._n_codes, self._codes, self._plain)
+            room = scratch((tiles[i + 1] - tiles[i]) * TILE, self._n_codes, self.n_outputs)
+            splits = Splits(gain[i], feature[i], threshold[i])
+            search(features, nodes, wanted, targets, described, histograms, limits, room, splits)
+
+        share(search_share, self._threads)
+        ties = EVEN * described.energy
+        return [_first_best(gain[:, j], feature[:, j], threshold[:, j], ties[j]) for j in range(len(busy))]
+
+    def _histograms_of(self, tasks: list[_Task], start: NDArray[np.int64]) -> Histograms:
+        def ints(values: Iterator[int]) -> NDArray[np.int64]:
+            return np.fromiter(values, dtype=np.int64, count=len(tasks))
+
+        return Histograms(
+            pool=self._pool,
+            block_size=self._block_size,
+            block=ints(task.node.block for task in tasks),
+            parent=ints(task.parent for task in tasks),
+            sibling=ints(task.sibling for task in tasks),
+            added_from=start + ints(0 if task.fresh else task.n_old for task in tasks),
+            fresh=ints(int(task.fresh) for task in tasks),
+        )
 
     def _descend(self, task: _Task, gain: float, feature: int, threshold: int) -> list[_Task]:
         node = task.node
@@ -274,7 +295,7 @@ class TreeGrower:
             return []
         node.gain = gain
         same = (feature, threshold) == (node.feature, node.threshold)
-        new = node.rows[task.seen :] if same else node.rows
+        new = node.rows[task.n_old :] if same else node.rows
         goes_left = self._plain[new, feature] <= threshold
         if same:
             return self._pass_on(node, new[goes_left], new[~goes_left])
@@ -309,7 +330,7 @@ class TreeGrower:
 
     def _grown(self, node: _Node, rows: Ints) -> _Task:
         """Give further rows to a node; one that has become large begins to keep a histogram."""
-        task = _Task(node, seen=len(node.rows))
+        task = _Task(node, n_old=len(node.rows))
         node.rows = np.concatenate([node.rows, rows])
         if node.block >= 0:
             task.mode, task.fresh = GROWN, False

@@ -122,8 +122,8 @@ def rows_not_above(typing: Any, codes: Any, at: Any, n_rows: Any, row: Any, out:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         def line(index: Any) -> Any:
-            place = builder.add(args[1], builder.mul(index, ir.Constant(index.type, LANES)))
-            return _load(builder, _pointer(context, builder, signature.args[0], args[0], place, bytes_), 1)
+            first = builder.add(args[1], builder.mul(index, ir.Constant(index.type, LANES)))
+            return _load(builder, _pointer(context, builder, signature.args[0], args[0], first, bytes_), 1)
 
         limit = line(args[3])
         bits = cgutils.alloca_once_value(builder, ir.Constant(shorts, [0] * LANES))
@@ -135,8 +135,8 @@ def rows_not_above(typing: Any, codes: Any, at: Any, n_rows: Any, row: Any, out:
             new = builder.select(hit, each, ir.Constant(shorts, [0] * LANES))
             builder.store(builder.or_(builder.load(bits), new), bits)
         start = ir.Constant(args[1].type, 0)
-        place = _pointer(context, builder, signature.args[4], args[4], start, shorts)
-        builder.store(builder.load(bits), place).align = 2
+        target = _pointer(context, builder, signature.args[4], args[4], start, shorts)
+        builder.store(builder.load(bits), target).align = 2
         return context.get_dummy_value()
 
     return types.void(codes, at, n_rows, row, out), generate

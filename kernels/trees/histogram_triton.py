@@ -34,17 +34,17 @@ def _histogram(
     lane = group * LANES + tl.arange(0, LANES)
     total = tl.zeros((CODES, LANES), dtype=tl.int32)
     for first in range(share * rows_each, (share + 1) * rows_each, ROWS):
-        place = first + tl.arange(0, ROWS)
-        here = place < tl.minimum(n_rows, (share + 1) * rows_each)
-        row = tl.load(rows + place, mask=here, other=0).to(tl.int64)
-        own = tl.load(codes + row * n_features + feature, mask=here, other=0).to(tl.int32)
+        index = first + tl.arange(0, ROWS)
+        here = index < tl.minimum(n_rows, (share + 1) * rows_each)
+        row = tl.load(rows + index, mask=here, other=0).to(tl.int64)
+        row_code = tl.load(codes + row * n_features + feature, mask=here, other=0).to(tl.int32)
         y = tl.load(
             targets + row[:, None] * n_lanes + lane[None, :], mask=here[:, None] & (lane < n_lanes)[None, :], other=0
         )
-        hit = (own[:, None] == code[None, :]) & here[:, None]
+        hit = (row_code[:, None] == code[None, :]) & here[:, None]
         total += tl.sum(tl.where(hit[:, :, None], y[:, None, :], 0), axis=0)
-    place = (feature * CODES + code[:, None]) * n_lanes + lane[None, :]
-    tl.atomic_add(out + place, total, mask=(lane < n_lanes)[None, :])
+    slot = (feature * CODES + code[:, None]) * n_lanes + lane[None, :]
+    tl.atomic_add(out + slot, total, mask=(lane < n_lanes)[None, :])
 
 
 def node_histograms(codes: Tensor, rows: Tensor, targets: Tensor, n_codes: int, n_shares: int = 4) -> Tensor:

@@ -1,4 +1,4 @@
-"""Uniform quantisation to r bits with straight-through gradients: algorithm 2 of the intersection paper.
+"""Uniform quantisation to r bits with straight-through gradients: algorithm 2 of [Intersection].
 
     s = (hi - lo) / (2^r - 1),   z = round(clamp(-lo / s)),   q = round(clamp(z + x / s)),   clamp to [0, 2^r - 1]
 
@@ -26,7 +26,7 @@ class Range:
     hi: Tensor
 
     def holding_zero(self) -> Range:
-        """Return the range widened to hold zero, so that real zero has a code of its own."""
+        """Return the range widened to hold zero, so that real zero has an exact code."""
         return Range(self.lo.clamp(max=0), self.hi.clamp(min=0))
 
     def towards(self, other: Range, share: float) -> Range:
@@ -83,7 +83,7 @@ class _Round(torch.autograd.Function):
 
 
 def quantise_reference(x: Tensor, bits: int, scale: Range) -> Tensor:
-    """Do as :func:`quantise` does, by the formula, through autograd's own clamp and a detached rounding error."""
+    """Do as :func:`quantise` does, by the formula, through autograd's clamp and a detached rounding error."""
     step, zero = step_and_zero(bits, scale)
     raw = zero + x / step
     top = 2**bits - 1

@@ -19,10 +19,10 @@ def fit_tree_reference(codes: Codes, targets: Floats, limits: TreeLimits | None 
     members: list[Ints] = [np.arange(n, dtype=np.int32)]
     level, feature, threshold, left, right, gain = [0], [-1], [-1], [-1], [-1], [0.0]
     for node, rows in enumerate(members):  # grows while it is read: breadth first
-        found = best_split(codes[rows], targets[rows], limits) if level[node] < limits.depth else None
-        if found is None or found[0] + _PURE * n < limits.min_gain * n * k:
+        split = best_split(codes[rows], targets[rows], limits) if level[node] < limits.depth else None
+        if split is None or split[0] + _PURE * n < limits.min_gain * n * k:
             continue
-        gain[node], feature[node], threshold[node] = found
+        gain[node], feature[node], threshold[node] = split
         goes_left = codes[rows, feature[node]] <= threshold[node]
         left[node], right[node] = len(members), len(members) + 1
         members += [rows[goes_left], rows[~goes_left]]

@@ -20,20 +20,80 @@ Lane 0 of every histogram bin counts rows; its "mean" is 1, so it adds nothing t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from auditor.kernels.trees.histogram_simd import LANES, add_lanes, add_squared_gaps, count_and_square
-from auditor.kernels.trees.node_targets import LOCAL
+from auditor.kernels.trees.histogram_simd import LANES, add_lanes, add_squared_gaps, aligned, count_and_square
+from auditor.kernels.trees.node_targets import LOCAL, Nodes, NodeTargets, Targets
 from auditor.kernels.trees.tiny_nodes import MOST_SUBSET_ROWS, best_by_subsets, subset_gains
 
 TILE = 16  # features per tile: their 4-bit histograms of one group of lanes fill half of the first-level cache
 GROWN, SUBTRACTED = 1, 2  # how a node comes to its histogram, if it is not LOCAL
-# sha256 of lanes.py and subset_search.py: a change there must renew the compiled cache of this file
-BUILT_ON = "89803cb25ea8"
+# sha256 of histogram_simd.py and tiny_nodes.py: a change there must renew the compiled cache of this file
+BUILT_ON = "e71ae64176dc"
 EVEN = 1e-12  # gains closer than this share of the node's energy are a tie: lowest feature, then lowest threshold
+MOST_KEYS = 64  # different gains of proposed features that are remembered to recognise ties
+
+
+class Features(NamedTuple):
+    """The features of tiles ``first_tile..last_tile``, the share of one thread; a tile is ``TILE`` neighbours."""
+
+    first_tile: int
+    last_tile: int
+    n_codes: int
+    codes: Any  # (tile, row, feature of the tile) uint8
+    plain: Any  # the same as (row, feature)
+
+
+class Histograms(NamedTuple):
+    """The histograms that nodes keep: blocks of one pool, and how those of this level come about."""
+
+    pool: Any  # flat int32
+    block_size: int
+    block: Any  # (nodes,) its block
+    parent: Any  # (nodes,) block that a SUBTRACTED one is subtracted from
+    sibling: Any  # (nodes,) block that is subtracted
+    added_from: Any  # (nodes,) a GROWN one adds the node's rows from here on to its block
+    fresh: Any  # (nodes,) 1 where the block is cleared before
+
+
+class Splits(NamedTuple):
+    """The best split of every node: gain -inf, feature and threshold -1 where there is none."""
+
+    gain: Any
+    feature: Any
+    threshold: Any
+
+
+class Scratch(NamedTuple):
+    """Memory that one thread uses again for every node; ``best`` and ``second`` for a node and its sibling."""
+
+    hist: Any  # flat int32 on a cache line: the histogram of a LOCAL node's tile
+    best: Any  # (2, features) largest fixed-point gain of each feature
+    second: Any  # (2, features) second largest one
+    lefts: Any  # (TILE, codes) rows up to a code
+    length: Any  # (TILE, codes) squared length of those rows' summed distance from the mean
+    used: Any  # (TILE,) codes that each feature of the tile has
+    ranks: Any  # (TILE, codes) rank of a code among those that occur
+    sums: Any  # (codes + 1, outputs) float64
+    counts: Any  # (codes,)
+
+
+def scratch(n_features: int, n_codes: int, n_outputs: int) -> Scratch:
+    """Return the memory that :func:`search` needs for so many features, a multiple of ``TILE``."""
+    return Scratch(
+        hist=aligned(TILE * n_codes * LANES, np.int32, fill=None),
+        best=np.empty((2, n_features)),
+        second=np.empty((2, n_features)),
+        lefts=np.empty((TILE, n_codes)),
+        length=np.empty((TILE, n_codes)),
+        used=np.empty(TILE, np.int64),
+        ranks=np.empty((TILE, n_codes), np.int64),
+        sums=np.empty((n_codes + 1, n_outputs)),
+        counts=np.empty(n_codes, np.int64),
+    )
 
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract", "nsz"})
@@ -43,7 +103,8 @@ def exact_split(
     """Return the best gain, in float64, of a feature whose codes are ``column``, and its threshold (-1 for none)."""
     k = y.shape[1]
     n_codes = counts.shape[0]
-    counts[:] = 0
+    for code in range(n_codes):
+        counts[code] = 0
     for j in range(rows.shape[0]):
         code = column[j]
         if counts[code] == 0:
@@ -55,7 +116,8 @@ def exact_split(
     best, threshold = -np.inf, -1
     n_left, before = 0, -1
     run = sums[n_codes]
-    run[:] = 0.0
+    for c in range(k):
+        run[c] = 0.0
     gain = -np.inf
     for code in range(n_codes):
         if counts[code] == 0:
@@ -72,7 +134,7 @@ def exact_split(
     return best, threshold
 
 
-@njit(nogil=True, cache=True)
+@njit(inline="always")
 def _gather(plain: Any, rows: Any, first_tile: int, near: Any) -> None:
     """Copy the codes of a small node's rows side by side, (tile, row, feature of the tile)."""
     for j in range(rows.shape[0]):
@@ -82,22 +144,26 @@ def _gather(plain: Any, rows: Any, first_tile: int, near: Any) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _compact(codes: Any, seen: Any, used: Any) -> None:
-    """Replace the codes (row, feature) of a tile by their rank among those that occur, feature by feature."""
-    seen[:, :] = 0
+def _compact(codes: Any, ranks: Any, used: Any) -> Any:
+    """Return the codes (row, feature) of a tile as ranks among those that occur; ``used`` counts them by feature."""
+    for q in range(TILE):
+        for code in range(ranks.shape[1]):
+            ranks[q, code] = 0
     for j in range(codes.shape[0]):
         for q in range(TILE):
-            seen[q, codes[j, q]] = 1
+            ranks[q, codes[j, q]] = 1
     for q in range(TILE):
         rank = 0
-        for code in range(seen.shape[1]):
-            if seen[q, code]:
-                seen[q, code] = rank
+        for code in range(ranks.shape[1]):
+            if ranks[q, code]:
+                ranks[q, code] = rank
                 rank += 1
         used[q] = rank
+    ranked = np.empty(codes.shape, np.uint8)
     for j in range(codes.shape[0]):
         for q in range(TILE):
-            codes[j, q] = seen[q, codes[j, q]]
+            ranked[j, q] = ranks[q, codes[j, q]]
+    return ranked
 
 
 @njit(nogil=True, cache=True)
@@ -113,7 +179,7 @@ def _add_rows(
             add_lanes(h, base + (q * n_codes + np.int64(codes[tile, r, q])) * LANES, flat, r * width + at)
 
 
-@njit(nogil=True, cache=True)
+@njit(inline="always")
 def _add_local(h: Any, n_codes: int, codes: Any, y: Any, at: int, width: int) -> None:
     """Add all rows of ``codes`` (row, feature of the tile); their targets lie one after the other in ``y``."""
     for j in range(codes.shape[0]):
@@ -121,9 +187,10 @@ def _add_local(h: Any, n_codes: int, codes: Any, y: Any, at: int, width: int) ->
             add_lanes(h, (q * n_codes + np.int64(codes[j, q])) * LANES, y, at + j * width)
 
 
-@njit(nogil=True, cache=True)
-def _top_two(used: Any, lefts: Any, length: Any, share: Any, best: Any, second: Any, at: int) -> None:
-    """Keep the two largest gains of each feature of a tile."""
+@njit(inline="always")
+def _top_two(room: Scratch, share: Any, best: Any, second: Any, at: int) -> None:
+    """Set the two largest gains of each feature of a tile, whose first one is ``at``."""
+    used, lefts, length = room.used, room.lefts, room.length
     for q in range(TILE):
         one, two, before = -1.0, -1.0, 0.0
         for bin_ in range(used[q] - 1):
@@ -137,147 +204,164 @@ def _top_two(used: Any, lefts: Any, length: Any, share: Any, best: Any, second: 
 
 @njit(nogil=True, cache=True)
 def search(
-    first_tile: int,
-    last_tile: int,
-    n_codes: int,
-    codes: Any,
-    plain: Any,
-    rows: Any,
-    start: Any,
-    grown_from: Any,
-    stop: Any,
-    mode: Any,
-    fresh: Any,
+    features: Features,
+    nodes: Nodes,
     wanted: Any,
-    block: Any,
-    parent: Any,
-    sibling: Any,
-    y: Any,
-    fixed: Any,
-    local: Any,
-    local_at: Any,
-    lanes: Any,
-    pool: Any,
-    block_size: int,
-    mean: Any,
-    energy: Any,
-    fixed_mean: Any,
-    step: Any,
-    tail: Any,
-    leaf_rows: int,
-    balance: float,
-    hist: Any,
-    gain: Any,
-    feature: Any,
-    threshold: Any,
+    targets: Targets,
+    described: NodeTargets,
+    histograms: Histograms,
+    limits: tuple[int, float],
+    room: Scratch,
+    splits: Splits,
 ) -> None:
-    """Find, for every wanted node, the best split among the features of tiles ``first_tile..last_tile``.
+    """Find, for every wanted node, the best split among ``features``; ``limits`` are leaf rows and balance.
 
-    Histograms of GROWN nodes take rows ``grown_from..stop`` into ``pool``; SUBTRACTED ones are parent - sibling, where
-    the sibling is the node before, so that its part of the tile is still in the cache.
+    A tiny node is decided by a table of all its splits. For the others, histograms propose features tile by tile, and
+    exact sums of those few decide. Histograms of GROWN nodes take further rows into their block of the pool; SUBTRACTED
+    ones are parent - sibling, where the sibling is the node before, so that its part of the tile is still in the cache.
     """
-    full = fixed.shape[1]
-    size = TILE * n_codes * LANES
-    n_features = (last_tile - first_tile) * TILE
-    best, second = np.empty((2, n_features)), np.empty((2, n_features))
-    lefts, length = np.empty((TILE, n_codes)), np.empty((TILE, n_codes))
-    used = np.empty(TILE, np.int64)
-    seen = np.empty((TILE, n_codes), np.int64)
-    sums, counts = np.empty((n_codes + 1, y.shape[1])), np.empty(n_codes, np.int64)
-    shares = (np.empty(0), np.empty(0))
-    node = 0
-    while node < start.shape[0]:
-        m = stop[node] - start[node]
-        gain[node], feature[node], threshold[node] = -np.inf, -1, -1
-        near = np.empty((last_tile - first_tile, m if mode[node] == LOCAL else 0, TILE), np.uint8)
-        if mode[node] == LOCAL:
-            _gather(plain, rows[start[node] : stop[node]], first_tile, near)
-        if mode[node] == LOCAL and m <= MOST_SUBSET_ROWS:
-            if wanted[node]:
-                gains = subset_gains(y, rows[start[node] : stop[node]], mean[node], _shares(m, leaf_rows, balance))
-                gain[node], f, threshold[node] = best_by_subsets(near, gains, EVEN * energy[node])
-                feature[node] = f + first_tile * TILE if f >= 0 else -1
+    node: Any = np.int64(0)  # typed, or everything called with it is compiled twice
+    while node < nodes.start.shape[0]:
+        m = nodes.stop[node] - nodes.start[node]
+        is_local = nodes.mode[node] == LOCAL
+        near = np.empty((features.last_tile - features.first_tile, m if is_local else 0, TILE), np.uint8)
+        if is_local:
+            _gather(features.plain, nodes.rows[nodes.start[node] : nodes.stop[node]], features.first_tile, near)
+        share = _shares(m, limits[0], limits[1])
+        if is_local and m <= MOST_SUBSET_ROWS:
+            _split_tiny(node, features, near, nodes, wanted[node], targets.y, described, share, splits)
             node += 1
             continue
-        after = node + 1
-        if after < start.shape[0] and mode[after] == SUBTRACTED:
+        after, other_share = node + 1, share
+        if after < nodes.start.shape[0] and nodes.mode[after] == SUBTRACTED:
+            other_share = _shares(nodes.stop[after] - nodes.start[after], limits[0], limits[1])
             after += 1
-        other_m = stop[after - 1] - start[after - 1]
-        shares = (_shares(m, leaf_rows, balance), _shares(other_m, leaf_rows, balance))
-        for tile in range(first_tile, last_tile):
+        for tile in range(features.first_tile, features.last_tile):
             for i in range(node, after):
-                b = stop[i]
-                used[:] = n_codes
-                if mode[i] == LOCAL and n_codes > 16 and m < n_codes:
-                    tight = near[tile - first_tile].copy()
-                    _compact(tight, seen, used)
-                else:
-                    tight = near[tile - first_tile]
-                for group in range(lanes[i] // LANES):
-                    h, base = hist, 0
-                    if mode[i] == LOCAL:
-                        at = local_at[i] + group * LANES
-                        for q in range(TILE):
-                            h[q * n_codes * LANES : (q * n_codes + used[q]) * LANES] = 0
-                        _add_local(h, n_codes, tight, local, at, lanes[i])
-                    else:
-                        h = pool
-                        offset = (tile * (full // LANES) + group) * size
-                        base = block[i] * block_size + offset
-                        if mode[i] == GROWN:
-                            if fresh[i]:
-                                h[base : base + size] = 0
-                            _add_rows(h, base, n_codes, codes, tile, rows, grown_from[i], b, fixed, group * LANES)
-                        else:
-                            whole = parent[i] * block_size + offset
-                            other = sibling[i] * block_size + offset
-                            for j in range(size):
-                                h[base + j] = h[whole + j] - h[other + j]
-                    if wanted[i]:
-                        means = i * full + group * LANES
-                        for q in range(TILE):
-                            at = base + q * n_codes * LANES
-                            if group == 0:
-                                count_and_square(h, at, used[q] - 1, lefts[q], fixed_mean, means, length[q])
-                            else:
-                                add_squared_gaps(h, at, used[q] - 1, lefts[q], fixed_mean, means, length[q])
+                _propose(tile, i, features, near, nodes, wanted[i], targets.fixed, described, histograms, room)
                 if wanted[i]:
-                    at = (tile - first_tile) * TILE
-                    _top_two(used, lefts, length, shares[i - node], best[i - node], second[i - node], at)
+                    at, of_pair = (tile - features.first_tile) * TILE, i - node
+                    _top_two(room, share if i == node else other_share, room.best[of_pair], room.second[of_pair], at)
         for i in range(node, after):
-            gain[i], feature[i], threshold[i] = -np.inf, -1, -1
-            if not wanted[i]:
-                continue
-            need = _least_gain(best[i - node].max(), step[i], lanes[i], stop[i] - start[i], tail[i])
-            gain[i], feature[i], threshold[i] = _decide(
-                best[i - node],
-                second[i - node],
-                need,
-                first_tile * TILE,
-                codes,
-                near,
-                rows[start[i] : stop[i]],
-                y,
-                mean[i],
-                shares[i - node],
-                EVEN * energy[i],
-                sums,
-                counts,
-            )
+            gain, feature, threshold = -np.inf, -1, -1
+            if wanted[i]:
+                best, second = room.best[i - node], room.second[i - node]
+                its_share = share if i == node else other_share
+                gain, feature, threshold = _decide(
+                    i, best, second, features, near, nodes, targets.y, described, its_share, room
+                )
+            splits.gain[i], splits.feature[i], splits.threshold[i] = gain, feature, threshold
         node = after
+
+
+@njit(inline="always")
+def _split_tiny(
+    node: int,
+    features: Features,
+    near: Any,
+    nodes: Nodes,
+    is_wanted: bool,
+    y: Any,
+    described: NodeTargets,
+    share: Any,
+    splits: Splits,
+) -> None:
+    """Decide a node of a few rows: the gain of each of its splits is in one table."""
+    gain, feature, threshold = -np.inf, -1, -1
+    if is_wanted:
+        gains = subset_gains(y, nodes.rows[nodes.start[node] : nodes.stop[node]], described.mean[node], share)
+        gain, feature, threshold = best_by_subsets(near, gains, EVEN * described.energy[node])
+        if feature >= 0:
+            feature += features.first_tile * TILE
+    splits.gain[node], splits.feature[node], splits.threshold[node] = gain, feature, threshold
+
+
+@njit(inline="always")
+def _propose(
+    tile: int,
+    i: int,
+    features: Features,
+    near: Any,
+    nodes: Nodes,
+    is_wanted: bool,
+    fixed: Any,
+    described: NodeTargets,
+    histograms: Histograms,
+    room: Scratch,
+) -> None:
+    """Bring node ``i``'s histogram of a tile up to date; for a wanted node set ``lefts`` and ``length`` of its bins."""
+    n_codes, lanes, width = features.n_codes, described.lanes[i], fixed.shape[1]
+    is_local = nodes.mode[i] == LOCAL
+    used, lefts, length, means = (
+        room.used,
+        room.lefts,
+        room.length,
+        described.fixed_mean,
+    )  # out of the loop: each costs a count
+    for q in range(TILE):
+        used[q] = n_codes
+    codes = near[tile - features.first_tile]
+    if is_local and n_codes > 16 and codes.shape[0] < n_codes:
+        codes = _compact(codes, room.ranks, used)
+    for group in range(lanes // LANES):
+        hist, base = room.hist, 0
+        if is_local:
+            for q in range(TILE):
+                hist[q * n_codes * LANES : (q * n_codes + used[q]) * LANES] = 0
+            _add_local(hist, n_codes, codes, described.local, described.local_at[i] + group * LANES, lanes)
+        else:
+            hist = histograms.pool
+            offset = (tile * (width // LANES) + group) * TILE * n_codes * LANES
+            base = histograms.block[i] * histograms.block_size + offset
+            _update_block(i, tile, group * LANES, base, offset, features, nodes, fixed, histograms)
+        if is_wanted:
+            for q in range(TILE):
+                at = base + q * n_codes * LANES
+                if group == 0:
+                    count_and_square(hist, at, used[q] - 1, lefts[q], means, i * width, length[q])
+                else:
+                    add_squared_gaps(hist, at, used[q] - 1, lefts[q], means, i * width + group * LANES, length[q])
+
+
+@njit(inline="always")
+def _update_block(
+    i: int,
+    tile: int,
+    lane: int,
+    base: int,
+    offset: int,
+    features: Features,
+    nodes: Nodes,
+    fixed: Any,
+    histograms: Histograms,
+) -> None:
+    """Bring one tile and group of lanes of a node's block up to date: add its new rows, or subtract its sibling."""
+    pool, size = histograms.pool, TILE * features.n_codes * LANES
+    if nodes.mode[i] == GROWN:
+        if histograms.fresh[i]:
+            pool[base : base + size] = 0
+        first, last = histograms.added_from[i], nodes.stop[i]
+        _add_rows(pool, base, features.n_codes, features.codes, tile, nodes.rows, first, last, fixed, lane)
+    else:
+        whole = histograms.parent[i] * histograms.block_size + offset
+        other = histograms.sibling[i] * histograms.block_size + offset
+        for j in range(size):
+            pool[base + j] = pool[whole + j] - pool[other + j]
 
 
 @njit(nogil=True, cache=True)
 def _shares(m: int, leaf_rows: int, balance: float) -> Any:
     """Return  n / (n_L n_R) * (4 n_L n_R / n^2)^balance  for every n_L, and -1 where a side would be too small."""
-    share = np.full(m + 1, -1.0)
+    share = np.empty(m + 1)
+    for n_left in range(m + 1):
+        share[n_left] = -1.0
     for n_left in range(leaf_rows, m - leaf_rows + 1):
         even = 4.0 * n_left * (m - n_left) / (float(m) * m)  # at most 1, so every bound on gains holds with it, too
         share[n_left] = m / (float(n_left) * (m - n_left)) * (even**balance if balance > 0.0 else 1.0)
     return share
 
 
-@njit(nogil=True, cache=True)
+@njit(inline="always")
 def _least_gain(lead: float, step: float, width: int, m: int, tail: float) -> float:
     """Return the fixed-point gain from which a split may be the best one in truth, when ``lead`` is the largest."""
     if lead < 0.0:
@@ -287,45 +371,48 @@ def _least_gain(lead: float, step: float, width: int, m: int, tail: float) -> fl
     return float(max(np.sqrt(max(surely, 0.0)) - eps, 0.0) ** 2)
 
 
-@njit(nogil=True, cache=True)
+@njit(inline="always")
 def _decide(
+    i: int,
     best: Any,
     second: Any,
-    need: float,
-    first: int,
-    codes: Any,
+    features: Features,
     near: Any,
-    rows: Any,
+    nodes: Nodes,
     y: Any,
-    mean: Any,
+    described: NodeTargets,
     share: Any,
-    even: float,
-    sums: Any,
-    counts: Any,
+    room: Scratch,
 ) -> tuple[float, int, int]:
-    """Sum the features that may hold the best split again in float64, and return the winner."""
+    """Sum the features that may hold node ``i``'s best split again in float64, and return the winner."""
+    rows, even = nodes.rows[nodes.start[i] : nodes.stop[i]], EVEN * described.energy[i]
+    lead = -1.0
+    for f in range(best.shape[0]):
+        lead = max(lead, best[f])
+    need = _least_gain(lead, described.step[i], described.lanes[i], rows.shape[0], described.tail[i])
     gain, feature, threshold = -np.inf, -1, -1
-    keys = np.empty(64)
+    keys = np.empty(MOST_KEYS)
     column = np.empty(rows.shape[0], np.uint8)
     n_keys = 0
     for f in range(best.shape[0]):
         if best[f] < need or best[f] < 0.0:
             continue
-        known = False
+        is_tied = False
         for j in range(n_keys):
-            known = known or keys[j] == best[f]
-        if known and second[f] < need:
+            is_tied = is_tied or keys[j] == best[f]
+        if is_tied and second[f] < need:
             continue  # equal in every bit of the fixed-point sums: a tie that the lower feature has won
-        if not known and n_keys < keys.shape[0]:
+        if not is_tied and n_keys < MOST_KEYS:
             keys[n_keys] = best[f]
             n_keys += 1
+        tile = f // TILE
         for j in range(rows.shape[0]):
             column[j] = (
-                near[f // TILE, j, f % TILE]
+                near[tile, j, f % TILE]
                 if near.shape[1]
-                else codes[(first + f) // TILE, rows[j], (first + f) % TILE]
+                else features.codes[features.first_tile + tile, rows[j], f % TILE]
             )
-        g, t = exact_split(column, rows, y, mean, share, even, sums, counts)
+        g, t = exact_split(column, rows, y, described.mean[i], share, even, room.sums, room.counts)
         if t >= 0 and g > gain + even:
-            gain, feature, threshold = g, first + f, t
+            gain, feature, threshold = g, features.first_tile * TILE + f, t
     return gain, feature, threshold

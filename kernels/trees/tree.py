@@ -22,8 +22,8 @@ Ints = NDArray[np.int32]
 class TreeLimits:
     """Where a tree stops growing; the names' meanings are scikit-learn's (``min_gain``: ``min_impurity_decrease``).
 
-    ``balance`` multiplies a split's gain with ``(4 n_L n_R / n^2)^balance``. Squared error cannot tell cutting one of k
-    classes off from halving them (both gain n/k), so a shallow tree would spend its depth on a chain; a little balance
+    ``balance`` multiplies a split's gain with ``(4 n_L n_R / n^2)^balance``. Squared error rates cutting one of k
+    classes off like halving them (both gain n/k), so a shallow tree would spend its depth on a chain; a little balance
     decides for halves, as information gain does. 0, the default, is plain CART.
     """
 

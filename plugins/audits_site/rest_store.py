@@ -1,4 +1,4 @@
-"""Server store: what the Audits page reads, asked of the server's own REST interface inside the same process.
+"""REST store: what the Audits page reads, asked of the server's own REST interface inside the same process.
 
 Every question goes through MLflow's Flask application with the caller's own headers, so the page shows exactly what the
 caller may read through MLflow itself: workspaces, authentication and permissions are MLflow's, not ours.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from auditor.errors import AuditError, TamperError
+from auditor.plugins.registry.tags import safe_path
 
 API = "/api/2.0/mlflow"
 FORWARDED = ("authorization", "cookie", "host", "x-mlflow-workspace")
@@ -49,27 +49,27 @@ class ServerStore:
         asked = {"max_results": str(limit), "page_token": token}
         if text:
             asked["filter"] = f"name ILIKE {quoted('%' + text + '%')}"
-        found = self._json("/registered-models/search", asked)
-        return Listing(found.get("registered_models", []), found.get("next_page_token", ""))
+        answer = self._json("/registered-models/search", asked)
+        return Listing(answer.get("registered_models", []), answer.get("next_page_token", ""))
 
     def model(self, name: str) -> dict[str, Any]:
         """Return one registered model."""
-        found: dict[str, Any] = self._json("/registered-models/get", {"name": name})["registered_model"]
-        return found
+        answer: dict[str, Any] = self._json("/registered-models/get", {"name": name})["registered_model"]
+        return answer
 
     def versions(self, name: str, token: str = "", limit: int = 25) -> Listing:
         """Return versions of a model, newest first."""
         asked = {"filter": f"name = {quoted(name)}", "max_results": str(limit), "page_token": token}
-        found = self._json("/model-versions/search", {**asked, "order_by": "version_number DESC"})
-        return Listing(found.get("model_versions", []), found.get("next_page_token", ""))
+        answer = self._json("/model-versions/search", {**asked, "order_by": "version_number DESC"})
+        return Listing(answer.get("model_versions", []), answer.get("next_page_token", ""))
 
     def version(self, name: str, version: str) -> dict[str, Any]:
         """Return one version; an alias is taken too."""
         if version.isascii() and version.isdigit():
-            found = self._json("/model-versions/get", {"name": name, "version": version})
+            answer = self._json("/model-versions/get", {"name": name, "version": version})
         else:
-            found = self._json("/registered-models/alias", {"name": name, "alias": version})
-        entry: dict[str, Any] = found["model_version"]
+            answer = self._json("/registered-models/alias", {"name": name, "alias": version})
+        entry: dict[str, Any] = answer["model_version"]
         return entry
 
     def read(self, name: str, version: str, path: str) -> bytes:
@@ -90,17 +90,17 @@ class ServerStore:
         return h.hexdigest(), size
 
     def _json(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        kept = {k: v for k, v in asked.items() if v}
-        with self._app.test_client() as client:
-            answer = client.get(f"{self._prefix}{API}{path}", query_string=kept, headers=self._headers)
+        query = {k: v for k, v in asked.items() if v}
+        with self._app.test_client(use_cookies=False) as client:
+            answer = client.get(f"{self._prefix}{API}{path}", query_string=query, headers=self._headers)
             if answer.status_code != 200:
                 raise _refusal(answer)
-            found: dict[str, Any] = json.loads(answer.data)
-            return found
+            document: dict[str, Any] = json.loads(answer.data)
+            return document
 
     def _chunks(self, name: str, version: str, path: str) -> Iterator[bytes]:
         asked = {"name": name, "version": version, "path": safe_path(path)}
-        with self._app.test_client() as client:
+        with self._app.test_client(use_cookies=False) as client:
             answer = client.get(
                 f"{self._prefix}/model-versions/get-artifact", query_string=asked, headers=self._headers, buffered=False
             )
@@ -112,17 +112,6 @@ class ServerStore:
                 yield from answer.iter_encoded()
             finally:
                 answer.close()
-
-
-def safe_path(path: str) -> str:
-    """Return a path that stays below the model's folder, or an error.
-
-    >>> safe_path("explainers/concepts/0123/manifest.json")
-    'explainers/concepts/0123/manifest.json'
-    """
-    if posixpath.normpath(path) != path or path.startswith(("/", "..")) or "\\" in path or not path.isprintable():
-        raise TamperError("the place a tag points to is not below the model's own folder.")
-    return path
 
 
 def quoted(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Stored: files beside a model, read only after their digests were found to be those the version's tags name.
+"""Verified files: files beside a model, used only when their digests are those in the version's tags.
 
 This is the part of ``auditor verify`` that needs neither torch nor the model: every byte of an explainer or an audit is
 hashed, nothing is unpacked. Whether the weights themselves are still those the explainer was fitted to is left to
@@ -7,23 +7,26 @@ hashed, nothing is unpacked. Whether the weights themselves are still those the 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.errors import AuditError, TamperError
-from auditor.plugins.audits_site.audit_comparison import Figure, figures
+from auditor.explainers.manifest import MANIFEST, check_content, check_file, open_manifest
+from auditor.metrics.measure import Measure
+from auditor.plugins.audits_site.audit_comparison import measures
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore
-from auditor.plugins.audits_site.version_card import ExplainerEntry, VersionCard
+from auditor.plugins.audits_site.version_card import VersionCard
+from auditor.plugins.registry.attachments import check_kind
+from auditor.plugins.registry.tags import ExplainerTag
 
-MANIFEST = "manifest.json"
-KEPT_S = 60.0
-MOST_KEPT = 512
+LIFETIME_S = 60.0
+MOST_ANSWERS = 512
+MOST_FINDINGS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,52 +43,44 @@ class Checked:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class Memory:
-    """Answers kept for a minute, so that reloading a page does not hash everything again. Refusals are not kept."""
+class AnswerCache:
+    """Answers of the last minute, so that reloading a page does not hash everything again. Refusals are not cached."""
 
-    def __init__(self, kept_s: float = KEPT_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kept_s, self._clock = kept_s, clock
+    def __init__(self, lifetime_s: float = LIFETIME_S, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lifetime_s, self._clock = lifetime_s, clock
         self._answers: dict[tuple[str, ...], tuple[float, Any]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: tuple[str, ...], ask: Callable[[], Any]) -> Any:
-        """Return the answer kept under a key, or ask."""
+        """Return the cached answer of a key, or ask."""
         with self._lock:
-            known = self._answers.get(key)
-        if known is not None and self._clock() - known[0] < self._kept_s:
-            return known[1]
+            cached = self._answers.get(key)
+        if cached is not None and self._clock() - cached[0] < self._lifetime_s:
+            return cached[1]
         answer = ask()
         with self._lock:
-            if len(self._answers) >= MOST_KEPT:
+            if len(self._answers) >= MOST_ANSWERS:
                 self._answers.clear()
             self._answers[key] = (self._clock(), answer)
         return answer
 
 
-def check_explainer(store: ServerStore, card: VersionCard, entry: ExplainerEntry) -> Checked:
+def check_explainer(store: ServerStore, card: VersionCard, tag: ExplainerTag) -> Checked:
     """Hash every file of an attached explainer and compare with its manifest, and the manifest with the tag."""
-    if entry.problem:
-        return Checked(entry.name, entry.kind, entry.digest, entry.time, entry.problem)
+    entry = (tag.name, tag.kind, tag.digest, tag.time)
     try:
-        manifest = read_manifest(store, card, entry.location, entry.digest)
-        for name, listed in sorted(manifest["files"].items()):
-            found, size = store.sha256(card.name, card.version, f"{entry.location}/{name}")
-            if found != listed["sha256"] or size != listed["size"]:
-                raise TamperError(f"{name} is not what was attached: its sha256 does not match the manifest.")
-        if manifest.get("kind") != entry.kind:
-            raise TamperError(f"the tag says kind {entry.kind}, the artifact {manifest.get('kind')}.")
+        where = tag.usable().location.rpartition("/")[2]
+        manifest = open_manifest(store.read(card.name, card.version, f"{tag.location}/{MANIFEST}"), where, tag.digest)
+        for name in sorted(manifest["files"]):
+            check_file(manifest, name, *store.sha256(card.name, card.version, f"{tag.location}/{name}"), where)
+        check_kind(tag, manifest.get("kind"))
     except Refused:
         raise
     except AuditError as error:
-        return Checked(entry.name, entry.kind, entry.digest, entry.time, str(error))
-    except (KeyError, TypeError, AttributeError):
-        return Checked(entry.name, entry.kind, entry.digest, entry.time, f"its {MANIFEST} lists no files.")
+        return Checked(*entry, str(error))
     metrics = manifest.get("metrics")
     return Checked(
-        entry.name,
-        entry.kind,
-        entry.digest,
-        entry.time,
+        *entry,
         layer=str(manifest.get("layer") or ""),
         subject_digest=str(manifest.get("subject_digest") or ""),
         metrics={
@@ -96,23 +91,14 @@ def check_explainer(store: ServerStore, card: VersionCard, entry: ExplainerEntry
     )
 
 
-def read_manifest(store: ServerStore, card: VersionCard, location: str, digest: str) -> dict[str, Any]:
-    """Return the manifest at a location, which must have the digest that the tag names."""
-    content = store.read(card.name, card.version, f"{location}/{MANIFEST}")
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise TamperError(f"{MANIFEST} is not what was attached: its sha256 is not the one in the version's tag.")
-    manifest = json.loads(content)  # the digest pins every byte, so it is the JSON that was written
-    if not isinstance(manifest, dict):
-        raise TamperError(f"{MANIFEST} holds no object.")
-    return manifest
-
-
 @dataclass(frozen=True, slots=True)
 class AuditRead:
-    """A stored audit: its metrics, or why they cannot be shown."""
+    """A stored audit: its metrics and what its classes hang on, or why they cannot be shown."""
 
-    figures: dict[str, Figure] = field(default_factory=dict)
+    measures: dict[str, Measure] = field(default_factory=dict)
     problem: str = ""
+    relied: tuple[tuple[str, str], ...] = ()  # verdict and sentence of every class to look at
+    not_measured: str = ""  # why it is not known what the classes hang on
 
 
 def read_audit(store: ServerStore, card: VersionCard) -> AuditRead:
@@ -125,16 +111,34 @@ def read_audit(store: ServerStore, card: VersionCard) -> AuditRead:
         raise
     except AuditError as error:
         return AuditRead(problem=str(error))
-    return AuditRead(figures(document) if isinstance(document, dict) else {})
+    return of_document(document) if isinstance(document, dict) else AuditRead()
+
+
+def of_document(document: Mapping[str, Any]) -> AuditRead:
+    """Return what the page shows of an audit's JSON; entries of another shape are left out.
+
+    >>> of_document({}).not_measured
+    'it is of a release that could not'
+    """
+    about = document.get("reliance")
+    if not isinstance(about, dict):
+        return AuditRead(measures(document), not_measured="it is of a release that could not")
+    if about.get("status") != "measured":
+        return AuditRead(measures(document), not_measured=str(about.get("reason") or "no reason is given")[:400])
+    entries = about.get("findings")
+    relied = [
+        (str(f["verdict"]), str(f.get("sentence", ""))[:1000])
+        for f in (entries if isinstance(entries, list) else ())
+        if isinstance(f, dict) and f.get("verdict") in ("found", "look")
+    ]
+    return AuditRead(measures(document), relied=tuple(relied[:MOST_FINDINGS]))
 
 
 def read_report(store: ServerStore, card: VersionCard) -> bytes:
     """Return the report of a version's latest audit, which must have the digest that the audit's tag names."""
     if card.audit is None:
         raise Refused(404, f"{card.uri} has not been audited, so there is no report.")
-    if card.audit.problem:
-        raise TamperError(card.audit.problem)
-    wanted = card.audit.files.get("report.html")
+    wanted = card.audit.usable().files.get("report.html")
     if wanted is None:
         raise TamperError(f"{card.uri}: the registry holds no digest of its report; run the audit again.")
     return _pinned(store, card, "report.html", wanted)
@@ -143,9 +147,4 @@ def read_report(store: ServerStore, card: VersionCard) -> bytes:
 def _pinned(store: ServerStore, card: VersionCard, name: str, digest: str) -> bytes:
     assert card.audit is not None
     content = store.read(card.name, card.version, f"{card.audit.location}/{name}")
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise TamperError(
-            f"{name} of {card.uri} is not what was stored: its sha256 is not the one in the registry; "
-            "run the audit again."
-        )
-    return content
+    return check_content(content, digest, f"{name} of {card.uri}", "run the audit again")

@@ -1,83 +1,84 @@
-"""Explain one image file by everything attached to a version: what ``auditor explain`` prints."""
+"""Explain one image file by what is attached to a version: what ``auditor explain`` prints."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from auditor.errors import DataError, ModelError
-from auditor.plugins.registry.subjects import load_subject
-from auditor.plugins.registry.attachments import load
+from auditor.errors import AuditError, DataError, ModelError
+from auditor.explainers.answer_options import EVERY, AnswerOptions, options_of
+from auditor.plugins.registry.attachments import attached_layer, load
 from auditor.plugins.registry.attachments import names as attached_names
+from auditor.plugins.registry.location import ModelVersion, resolve
+from auditor.plugins.registry.subjects import load_subject
+
+if TYPE_CHECKING:
+    from auditor.explainers.answer import Answer, ExplainedModel
 
 
-def explain_image(
-    uri: str,
-    image: Path,
-    *,
-    names: Sequence[str] = (),
-    target: str | None = None,
-    samples: int = 8,
-    seed: int = 0,
-    out: Path | None = None,
-    allow_pickle: bool | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return the answer of DESIGN.md's ``explain``; with ``out`` also write heatmaps and a contact sheet as PNG.
+def explain_image(uri: str, image: Path, *, allow_pickle: bool | None = None, **options: Any) -> dict[str, Any]:
+    """Return the answer for one image file, as ``POST /explain`` gives it, without its times and request id.
 
-    A tree is written there as a page, too, with the image's path in colour.
-
-    ``options`` (``timeout_s``, ``max_steps``) reach the explainers that take them per request.
+    The keywords are the fields of ``AnswerOptions``: ``explain_image("models:/m/1", path, target="7", top_k=3)``.
     """
+    return answer_image(uri, image, options_of("explain_image", options), allow_pickle=allow_pickle).to_json()
+
+
+def answer_image(uri: str, image: Path, options: AnswerOptions, *, allow_pickle: bool | None = None) -> Answer:
+    """Return the answer for one image file; the URI is resolved once, so a moving alias changes nothing under way."""
     import torch
 
-    from auditor.explainers.explanation import class_scores
+    from auditor.explainers.answer import Question, answer, class_of, raised
     from auditor.subject.preprocessing import read_image
-    from auditor.stability.decision import stability
 
     if not image.exists():
         raise DataError(f"image {image}: no such file; give the path of a PNG, JPEG or other image.")
-    known = attached_names(uri)
-    if not known:
+    version = resolve(uri, registered=True)
+    if not attached_names(version):
         raise ModelError(f"nothing is attached to {uri}; fit something first: auditor fit nmf {uri} --data DATA.")
-    subject = load_subject(uri, allow_pickle=allow_pickle)
-    x = torch.from_numpy(read_image(image, subject.preprocessing))[None]
-    if target is not None:
-        subject.class_index(target)
-    explainers = [load(uri, name, subject=subject) for name in names or known]
-    explanations = []
-    for explainer in explainers:
-        taken = {k: v for k, v in options.items() if k in explainer.per_request and v is not None}
-        explanations.append(explainer.explain(subject, x, target, **taken)[0])
-    with torch.no_grad():
-        logits = subject.logits(x)
-    index = subject.class_index(target) if target is not None else int(logits.argmax())
-    (prediction,), (wanted,) = class_scores(logits, subject.class_names, [index])
-    layer = next((e.layer_ for e in explainers if e.layer_), None) or subject.default_layer()
-    if out is not None:
-        _draw(x, explainers, explanations, out)
-    return {
-        "prediction": {"index": prediction.index, "label": prediction.label, "probability": prediction.probability},
-        "target": {"index": wanted.index, "label": wanted.label, "logit": wanted.logit},
-        "explanations": [e.to_json() for e in explanations],
-        "stability": stability(subject, x[0], layer, index, samples=samples, seed=seed).to_json(),
-        "model": {"name": subject.name, "version": subject.version, "digest": subject.digest},
-    }
+    subject = load_subject(version, allow_pickle=allow_pickle)
+    x = torch.from_numpy(read_image(image, subject.preprocessing))
+    if options.target is not None:
+        class_of(subject, options.target)  # before artifacts are fetched
+    model = explained_version(version, subject, options)
+    return raised(answer(model, [Question.of(model, x, options)])[0])
 
 
-def _draw(x: Any, explainers: Sequence[Any], explanations: Sequence[Any], out: Path) -> None:
+def explained_version(version: ModelVersion, subject: Any, options: AnswerOptions) -> ExplainedModel:
+    """Return a version with the explainers that options ask for, verified and loaded.
+
+    The stability is that of the first layer any attached explainer reads, whichever were asked for.
+    """
+    from auditor.explainers.answer import ExplainedModel, chosen_names
+
+    attached = attached_names(version)
+    named = None if options.explainers is None or EVERY in options.explainers else options.explainers
+    wanted = chosen_names(attached, named, attached)
+    explainers = {name: load(version, name, subject=subject) for name in attached if name in wanted}
+    layer = None
+    for name in attached:
+        try:
+            layer = explainers[name].layer_ if name in explainers else attached_layer(version, name)
+        except AuditError:  # one that was not asked for and does not verify: nothing depends on it
+            continue
+        if layer:
+            break
+    return ExplainedModel.of(subject, explainers, stability_layer=layer)
+
+
+def draw_answer(answer: Answer, out: Path) -> None:
+    """Write heatmaps and a contact sheet per explainer as PNG, and the pages that can show one image."""
     from auditor.attribution.heatmap import overlay
     from auditor.explainers.contact_sheet import contact_sheet
-    from auditor.explainers.tree.explainer import TreeExplainer
-    from auditor.explainers.tree.page import write_tree_page
 
     out.mkdir(parents=True, exist_ok=True)
-    for explainer, e in zip(explainers, explanations, strict=True):
-        if isinstance(explainer, TreeExplainer):
-            write_tree_page(explainer, out / f"{e.name}.html", e, x[0])
-        for c in e.concepts:
+    x = answer.question.x
+    for name, explanation in answer.explanations.items():
+        explainer = answer.explainers[name]
+        if explainer.page_shows_image:
+            explainer.write_page(answer.subject, out / f"{name}{explainer.page_suffixes[0]}", explanation, x)
+        for c in explanation.concepts:
             if c.heatmap is not None:
-                picture = overlay(x[0], c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=256)
-                picture.save(out / f"{e.name}-{c.index:02d}.png")
-        contact_sheet(x, [e], out / f"{e.name}.png", n_concepts=6)
+                picture = overlay(x, c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=256)
+                picture.save(out / f"{name}-{c.index:02d}.png")
+        contact_sheet(x[None], [explanation], out / f"{name}.png", n_concepts=6)

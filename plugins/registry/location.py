@@ -1,4 +1,4 @@
-"""Place: where a model URI leads to: a version in the registry and the artifact folder behind it.
+"""Location: a model URI resolved to a version in the registry and the artifact folder behind it.
 
 A version's source may be a logged model, another version (a copy; the chain is followed), or a plain artifact folder
 (registered from an old run). Everything else in this package asks here and never looks at sources itself.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from auditor.errors import AuditError, ModelError, RegistryError
+from auditor.errors import AuditError, ModelError, RegistryError, TamperError
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_CHAIN = 32
@@ -25,7 +25,7 @@ URI = re.compile(r"^models:/(?P<name>[^@]+?)(?:/(?P<version>[^/@]+)|@(?P<alias>[
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelVersion:
     """A resolved model URI."""
 
     uri: str
@@ -47,36 +47,64 @@ class Place:
 
         return get_artifact_repository(self.root)
 
+    def download(self, location: str, folder: Path) -> Path:
+        """Bring an artifact folder into a local one, and return where it is."""
+        repository = self.repository()
+        entries = repository.list_artifacts(location)
+        if not entries:
+            raise TamperError(f"{location} is missing from the artifact store of {self.label}; attach it again.")
+        for entry in entries:
+            try:
+                repository.download_artifacts(entry.path, str(folder))
+            except OSError as error:
+                raise TamperError(
+                    f"{entry.path} of {self.label} cannot be read ({error.strerror or error})."
+                ) from error
+        return folder / location
 
-def resolve(uri: str, *, registered: bool = False) -> Place:
-    """Return the place a model URI leads to; with ``registered`` only a version of a registered model will do."""
+
+def resolve(uri: str | ModelVersion, *, registered: bool = False) -> ModelVersion:
+    """Return the model version behind a URI; with ``registered`` only a version of a registered model will do.
+
+    A command or request resolves its URI once and hands the version on: it stands for itself, with the tags it had, so
+    an alias that moves meanwhile changes nothing under way. Whoever writes what depends on the tags of now resolves
+    ``version.label``, which names the version and not the alias.
+    """
+    if isinstance(uri, ModelVersion):
+        if registered and not uri.name:
+            raise _not_registered(uri.uri)
+        return uri
     check_server()
     with mlflow_errors(f"model {uri}"):
         from mlflow import MlflowClient
 
         client = MlflowClient()
         if uri.startswith("models:/m-") and "/" not in uri.removeprefix("models:/"):
-            place = _logged(client, uri, uri.removeprefix("models:/"))
+            version = _logged(client, uri, uri.removeprefix("models:/"))
         elif uri.startswith("models:/"):
             return _version(client, uri)
         elif uri.startswith("runs:/"):
-            place = _from_run(client, uri)
+            version = _from_run(client, uri)
         elif "://" in uri or Path(uri).is_dir():
-            place = Place(uri, "", "", uri, None, "0", {})
+            version = ModelVersion(uri, "", "", uri, None, "0", {})
         else:
             raise ModelError(
                 f"model {uri}: not an MLflow model URI; give models:/name/3, models:/name@alias or runs:/RUN_ID/path."
             )
     if registered:
-        raise ModelError(
-            f"model {uri}: explainers are attached to a version of a registered model; give models:/name/3 or "
-            "models:/name@alias (register it with mlflow.register_model)."
-        )
-    return place
+        raise _not_registered(uri)
+    return version
 
 
-def set_tag(place: Place, key: str, value: str) -> None:
-    """Set a tag on the version, the commit point of whatever it tells.
+def _not_registered(uri: str) -> ModelError:
+    return ModelError(
+        f"model {uri}: explainers are attached to a version of a registered model; give models:/name/3 or "
+        "models:/name@alias (register it with mlflow.register_model)."
+    )
+
+
+def set_tag(version: ModelVersion, key: str, value: str) -> None:
+    """Set a tag on the version, the commit point of what it points to.
 
     MLflow's store looks for the tag and inserts it when it is not there. When two writers both find it missing, one
     insert fails; the same call again then finds the row and updates it.
@@ -87,7 +115,7 @@ def set_tag(place: Place, key: str, value: str) -> None:
     client = MlflowClient()
     for attempt in range(TAG_ATTEMPTS):
         try:
-            client.set_model_version_tag(place.name, place.version, key, value)
+            client.set_model_version_tag(version.name, version.version, key, value)
             return
         except MlflowException as error:
             final = error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "PERMISSION_DENIED")
@@ -162,7 +190,7 @@ def _impatient() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
 
-def _version(client: Any, uri: str) -> Place:
+def _version(client: Any, uri: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
     parts = URI.match(uri)
@@ -174,27 +202,27 @@ def _version(client: Any, uri: str) -> Place:
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        known = ", ".join(sorted(m.name for m in client.search_registered_models(max_results=20))[:8]) or "none"
-        raise ModelError(f"model {uri}: no registered model is called {name!r}; there are: {known}.") from None
+        others = ", ".join(sorted(m.name for m in client.search_registered_models(max_results=20))[:8]) or "none"
+        raise ModelError(f"model {uri}: no registered model is called {name!r}; there are: {others}.") from None
     try:
         if alias is not None:
-            found = client.get_model_version_by_alias(name, alias)
+            entry = client.get_model_version_by_alias(name, alias)
         elif version == "latest":
             versions = client.search_model_versions(f"name='{name}'")
             if not versions:
                 raise ModelError(f"model {uri}: {name!r} has no version yet.")
-            found = max(versions, key=lambda v: int(v.version))
+            entry = max(versions, key=lambda v: int(v.version))
         else:
-            found = client.get_model_version(name, version)
+            entry = client.get_model_version(name, version)
     except MlflowException:
         if alias is not None:
-            known = ", ".join(sorted(registered.aliases)) or "none"
-            raise ModelError(f"model {uri}: {name!r} has no alias {alias!r}; its aliases are: {known}.") from None
+            aliases = ", ".join(sorted(registered.aliases)) or "none"
+            raise ModelError(f"model {uri}: {name!r} has no alias {alias!r}; its aliases are: {aliases}.") from None
         numbers = sorted(int(v.version) for v in client.search_model_versions(f"name='{name}'"))
-        known = ", ".join(map(str, numbers[-8:])) or "none"
-        raise ModelError(f"model {uri}: {name!r} has no version {version!r}; there are: {known}.") from None
-    root, model_id, experiment = _follow(client, found)
-    return Place(uri, name, str(found.version), root, model_id, experiment, dict(found.tags))
+        newest = ", ".join(map(str, numbers[-8:])) or "none"
+        raise ModelError(f"model {uri}: {name!r} has no version {version!r}; there are: {newest}.") from None
+    root, model_id, experiment = _follow(client, entry)
+    return ModelVersion(uri, name, str(entry.version), root, model_id, experiment, dict(entry.tags))
 
 
 def _follow(client: Any, version: Any) -> tuple[str, str | None, str]:
@@ -218,17 +246,17 @@ def _follow(client: Any, version: Any) -> tuple[str, str | None, str]:
     raise ModelError(f"model {version.name}/{version.version}: its chain of copies is longer than {MAX_CHAIN}.")
 
 
-def _logged(client: Any, uri: str, model_id: str) -> Place:
+def _logged(client: Any, uri: str, model_id: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
 
     try:
         logged = client.get_logged_model(model_id)
     except MlflowException:
         raise ModelError(f"model {uri}: there is no logged model {model_id!r}.") from None
-    return Place(uri, "", "", logged.artifact_location, model_id, logged.experiment_id, {})
+    return ModelVersion(uri, "", "", logged.artifact_location, model_id, logged.experiment_id, {})
 
 
-def _from_run(client: Any, uri: str) -> Place:
+def _from_run(client: Any, uri: str) -> ModelVersion:
     from mlflow.exceptions import MlflowException
     from mlflow.store.artifact.runs_artifact_repo import RunsArtifactRepository
 
@@ -240,5 +268,5 @@ def _from_run(client: Any, uri: str) -> Place:
     for output in run.outputs.model_outputs if run.outputs else []:
         logged = client.get_logged_model(output.model_id)
         if logged.name == path:
-            return Place(uri, "", "", logged.artifact_location, output.model_id, logged.experiment_id, {})
-    return Place(uri, "", "", RunsArtifactRepository.get_underlying_uri(uri), None, run.info.experiment_id, {})
+            return ModelVersion(uri, "", "", logged.artifact_location, output.model_id, logged.experiment_id, {})
+    return ModelVersion(uri, "", "", RunsArtifactRepository.get_underlying_uri(uri), None, run.info.experiment_id, {})

@@ -5,39 +5,65 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from auditor.plugins.registry.location import Place
+from auditor.plugins.registry.location import ModelVersion
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
 
 log = logging.getLogger(__name__)
 AT_ONCE = 500  # MLflow takes at most 1000 per call
 
 
-def log_metrics(place: Place, metrics: Mapping[str, float], *, run_name: str, data_digest: str | None) -> None:
-    """Log finite metrics by their full names; that MLflow refuses is a warning, since what was attached is attached."""
+@contextmanager
+def logged_metrics(
+    version: ModelVersion, metrics: Mapping[str, float], *, run_name: str, data_digest: str | None
+) -> Iterator[None]:
+    """Log finite metrics by their full names, then commit inside the block what they are about.
+
+    When the block fails, the run goes too: no run speaks of what was never committed. Metrics that MLflow refuses are
+    a warning, since what took an hour to fit is committed all the same.
+    """
     from mlflow import MlflowClient
-    from mlflow.entities import Metric
     from mlflow.exceptions import MlflowException
 
-    now = int(time.time() * 1000)
-    entries = [
-        Metric(
-            key,
-            float(value),
-            now,
-            0,
-            model_id=place.model_id,
-            dataset_name="auditor" if data_digest else None,
-            dataset_digest=(data_digest or "")[:32] or None,
-        )
-        for key, value in metrics.items()
-        if math.isfinite(value)
-    ]
     client = MlflowClient()
+    run_id = None
     try:
-        run = client.create_run(place.experiment_id, run_name=run_name)
-        for start in range(0, len(entries), AT_ONCE):
-            client.log_batch(run.info.run_id, metrics=entries[start : start + AT_ONCE])
-        client.set_terminated(run.info.run_id)
+        with _refusal_is_a_warning(run_name):
+            run_id = client.create_run(version.experiment_id, run_name=run_name).info.run_id
+            entries = _entries(version, metrics, data_digest)
+            for start in range(0, len(entries), AT_ONCE):
+                client.log_batch(run_id, metrics=entries[start : start + AT_ONCE])
+        yield
+    except BaseException:
+        if run_id is not None:
+            with suppress(MlflowException):
+                client.delete_run(run_id)
+        raise
+    if run_id is not None:
+        with _refusal_is_a_warning(run_name):
+            client.set_terminated(run_id)
+
+
+def _entries(version: ModelVersion, metrics: Mapping[str, float], data_digest: str | None) -> list[Metric]:
+    from mlflow.entities import Metric
+
+    about: dict[str, Any] = {"model_id": version.model_id}
+    if data_digest:
+        about |= {"dataset_name": "auditor", "dataset_digest": data_digest[:32]}
+    now = int(time.time() * 1000)
+    return [Metric(key, float(value), now, 0, **about) for key, value in metrics.items() if math.isfinite(value)]
+
+
+@contextmanager
+def _refusal_is_a_warning(run_name: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
     except MlflowException as error:
         log.warning("the metrics of %s were not logged to MLflow: %s", run_name, " ".join(str(error).split())[:160])

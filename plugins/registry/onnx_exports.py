@@ -1,13 +1,12 @@
-"""Exports: the ONNX graph of a version, stored beside it and verified like an explainer.
+"""ONNX exports: the graph of a version, stored beside it and verified like an explainer.
 
 The folder goes to ``auditor/exports/<digest12>/``, then the tag ``auditor.onnx`` points to it, the commit point. Once a
 version has a graph, attaching another explainer renews it before the explainer is visible, so a server that follows the
-version never finds one without the other. Where that fails the graph is left as it is, and servers tell what it lacks.
+version never finds one without the other. Where that fails the graph stays as it is, and servers log what it lacks.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -16,10 +15,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from auditor.errors import AuditError, TamperError
+from auditor.errors import AuditError, ModelError
+from auditor.plugins.registry import attachments, tags
+from auditor.plugins.registry.attachments import Attached, load, names
+from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.subjects import load_subject
-from auditor.plugins.registry.location import Place, mlflow_errors, resolve, set_tag
-from auditor.plugins.registry.attachments import download, load, names
+from auditor.plugins.registry.tags import OnnxTag
 
 if TYPE_CHECKING:
     from auditor.explainers.base import Explainer
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TAG = "auditor.onnx"
 FILE = "explain.onnx"
 
 
@@ -41,6 +41,7 @@ class Exported:
     features: Mapping[str, str]  # explainer name -> digest of its heads
     worst: float
     content: bytes
+    undone: str = "none"  # what of the model's end is undone in its logits
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``auditor export --json`` prints."""
@@ -54,8 +55,40 @@ class Exported:
         }
 
 
+def attach(
+    explainer: Explainer,
+    uri: str | ModelVersion,
+    name: str | None = None,
+    *,
+    subject: Subject | None = None,
+    export: bool | None = None,
+    attach_anyway: bool = False,
+) -> Attached:
+    """Attach a fitted explainer to a model version: ``attach(concepts, "models:/m@champion", name="concepts")``.
+
+    Does what ``attachments.attach`` does and keeps the version's ONNX graph in step with it. ``export`` stores the
+    graph with this explainer, as ``auditor export`` does; None does so where the version has a graph that lacks what
+    this explainer reads, False leaves it.
+    An explainer that does not stand in for the model is refused (`WeakFitError`) unless ``attach_anyway``.
+    """
+    problem = ""
+
+    def renew_graph(version: ModelVersion, subject: Subject, name: str) -> None:
+        nonlocal problem
+        problem = renew(version, subject, name, explainer, asked=bool(export))
+
+    before_commit = renew_graph if export is not False else None
+    attached = attachments.attach(
+        explainer, uri, name, subject=subject, attach_anyway=attach_anyway, before_commit=before_commit
+    )
+    if export and problem:
+        here = uri.label if isinstance(uri, ModelVersion) else uri
+        raise ModelError(f"{attached.name} is attached to {here}, but the ONNX graph was not exported: {problem}")
+    return attached
+
+
 def export(
-    uri: str,
+    uri: str | ModelVersion,
     *,
     allow_pickle: bool | None = None,
     subject: Subject | None = None,
@@ -68,33 +101,33 @@ def export(
     from auditor.explainers.artifact import write_artifact
     from auditor.explainers.onnx_export import export_graph
 
-    place = resolve(uri, registered=True)
+    version = resolve(uri, registered=True)
     if subject is None:
-        subject = load_subject(place.label, allow_pickle=allow_pickle)
-    fresh = dict(attaching or {})
-    kept = {name: load(place.label, name, subject=subject) for name in names(place.label) if name not in fresh}
-    graph = export_graph(subject, {**kept, **fresh})
+        subject = load_subject(version, allow_pickle=allow_pickle)
+    attaching = dict(attaching or {})
+    attached = [name for name in names(version) if name not in attaching]
+    graph = export_graph(subject, {**{n: load(version, n, subject=subject) for n in attached}, **attaching})
     manifest = {
         "kind": "onnx",
         "subject_digest": subject.digest,
+        "undone": subject.output.undone,
         "layers": list(graph.layers),
         "features": dict(graph.features),
         "worst_difference": graph.worst,
     }
-    with mlflow_errors(f"export {place.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+    with mlflow_errors(f"export {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         artifact = Path(folder) / "artifact"
         digest = write_artifact(artifact, manifest, {}, {FILE: graph.content})
         location = f"auditor/exports/{digest[:12]}"
-        place.repository().log_artifacts(str(artifact), location)
+        version.repository().log_artifacts(str(artifact), location)
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        value: dict[str, Any] = {"location": location, "digest": digest, "time": stamp}
-        found = read_export(place, value, subject)  # what the store gives back is what was sent
-        value |= {"layers": list(graph.layers), "features": sorted(graph.features.values())}
-        set_tag(place, TAG, json.dumps(value, sort_keys=True))
-    return found
+        tag = OnnxTag(digest, location, stamp, tuple(graph.layers), tuple(sorted(graph.features.values())))
+        exported = read_export(version, tag, subject)  # what the store gives back is what was sent
+        set_tag(version, tags.ONNX, tag.encode())
+    return exported
 
 
-def renew(place: Place, subject: Subject, name: str, explainer: Explainer, *, asked: bool) -> str:
+def renew(version: ModelVersion, subject: Subject, name: str, explainer: Explainer, *, asked: bool) -> str:
     """Export before an explainer is attached: when asked to, or when there is a graph and it lacks what this one reads.
 
     Returns what went wrong, or nothing: an explainer that took minutes to fit is attached all the same.
@@ -103,51 +136,40 @@ def renew(place: Place, subject: Subject, name: str, explainer: Explainer, *, as
 
     try:
         if not asked:
-            if TAG not in place.tags:
+            tag = tags.onnx_tag(version.tags)
+            if tag is None or not lacking(tag.usable().layers, tag.features, explainer):
                 return ""
-            entry = _entry(place)
-            if not lacking(entry.get("layers", ()), entry.get("features", ()), explainer):
-                return ""
-        export(place.label, subject=subject, attaching={name: explainer})
+        export(version.label, subject=subject, attaching={name: explainer})
     except AuditError as error:
         if not asked:
-            log.warning("the ONNX graph of %s was not renewed, it will not be used: %s", place.label, error)
+            log.warning("the ONNX graph of %s was not renewed, it will not be used: %s", version.label, error)
         return str(error)
     return ""
 
 
-def load_export(place: Place, subject: Subject) -> Exported | None:
+def load_export(version: ModelVersion, subject: Subject) -> Exported | None:
     """Return the stored graph after verifying it, or None when there is none."""
-    if TAG not in place.tags:
+    tag = tags.onnx_tag(version.tags)
+    if tag is None:
         return None
-    entry = _entry(place)
-    with mlflow_errors(f"load the graph of {place.label}"):
-        return read_export(place, entry, subject)
+    with mlflow_errors(f"load the graph of {version.label}"):
+        return read_export(version, tag.usable(), subject)
 
 
-def _entry(place: Place) -> dict[str, Any]:
-    try:
-        entry = json.loads(place.tags[TAG])
-        return {**entry, **{key: str(entry[key]) for key in ("location", "digest")}}
-    except (ValueError, KeyError, TypeError):
-        raise TamperError(
-            f"the tag {TAG} of {place.label} is not what was attached; run auditor export again."
-        ) from None
-
-
-def read_export(place: Place, value: Mapping[str, Any], subject: Subject) -> Exported:
-    """Download and verify a graph."""
+def read_export(version: ModelVersion, tag: OnnxTag, subject: Subject) -> Exported:
+    """Download and verify the graph that a tag points to."""
     from auditor.explainers.artifact import read_artifact
 
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        path = download(place, value["location"], Path(folder))
-        artifact = read_artifact(path, digest=value["digest"], subject_digest=subject.digest)
-    m = artifact.manifest
+        path = version.download(tag.location, Path(folder))
+        artifact = read_artifact(path, digest=tag.digest, subject_digest=subject.digest)
+    manifest = artifact.manifest
     return Exported(
-        artifact.digest,
-        value["location"],
-        tuple(m["layers"]),
-        dict(m["features"]),
-        float(m["worst_difference"]),
-        artifact.files[FILE],
+        digest=artifact.digest,
+        location=tag.location,
+        layers=tuple(manifest["layers"]),
+        features=dict(manifest["features"]),
+        worst=float(manifest["worst_difference"]),
+        content=artifact.files[FILE],
+        undone=str(manifest.get("undone", "none")),
     )

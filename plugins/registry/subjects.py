@@ -1,8 +1,7 @@
-"""Models: a subject from the registry and into it, with what others need to use it (``auditor/subject.json``)."""
+"""Subjects: a subject from the registry and into it, with what others need to use it (``auditor/subject.json``)."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
-from auditor.plugins.registry.location import Place, mlflow_errors, resolve, set_tag
+from auditor.plugins.registry import tags
+from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUBJECT_TAG = "auditor.subject.subject"
 SUBJECT_FILE = "auditor/subject.json"
 NOT_THE_MODEL = {"explainers", "audits", "auditor"}
 
 
 def load_subject(
-    uri: str, *, allow_pickle: bool | None = None, size: Sequence[int] | None = None, layer: str | None = None
+    uri: str | ModelVersion,
+    *,
+    allow_pickle: bool | None = None,
+    size: Sequence[int] | None = None,
+    output: str | None = None,
+    layer: str | None = None,
 ) -> Subject:
     """Load the model behind an MLflow URI as a subject: ``load_subject("models:/m@champion")``.
 
     A ``pt2`` model (MLflow's default) is validated record by record before torch opens it. A pickled module can run any
     code on loading, so it is refused unless ``allow_pickle`` is true or the environment sets
     MLFLOW_ALLOW_PICKLE_DESERIALIZATION=true. Class names, size, mean and std come from ``auditor/subject.json``, else
-    the input shape is read off the model and pixels in [0, 1] are assumed.
+    the input shape is read off the model and pixels in [0, 1] are assumed. ``output`` says how the model's outputs are
+    read (logits, softmax, log-softmax, sigmoid, multilabel), else its description, else what one pass shows.
     """
-    place = resolve(uri)
+    version = resolve(uri)
+    uri = version.uri  # as it was typed, for messages
     with mlflow_errors(f"model {uri}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        path = _fetch(place, Path(folder))
-        notes = _notes(place, path)
+        path = _fetch(version, Path(folder))
+        notes = _notes(version, path)
         module, exported_shape = _open(path, uri, allow_pickle)
         shape = notes.get("input_shape") or exported_shape or _signature_shape(path)
     if size is not None:
@@ -52,18 +58,22 @@ def load_subject(
     from auditor.subject.subject import Subject
 
     if not notes:
-        log.info("model %s has no %s: pixels in [0, 1] without mean and std are assumed", place.label, SUBJECT_FILE)
-    return Subject(
+        log.info("model %s has no %s: pixels in [0, 1] without mean and std are assumed", version.label, SUBJECT_FILE)
+    subject = Subject(
         module,
         input_shape=shape,
         class_names=notes.get("class_names"),
         mean=notes.get("mean"),
         std=notes.get("std"),
         resize=notes.get("resize", "stretch"),
+        output=output or notes.get("output"),
         layer=layer,
-        name=place.name,
-        version=place.version,
+        name=version.name,
+        version=version.version,
     )
+    if subject.output.ending != "none" and not (output or notes.get("output")):
+        log.warning("model %s: %s; auditor describe %s records it.", version.label, subject.output.evidence, uri)
+    return subject
 
 
 def log_subject(subject: Subject, registered_model_name: str, *, experiment: str | None = None) -> str:
@@ -78,7 +88,7 @@ def log_subject(subject: Subject, registered_model_name: str, *, experiment: str
     float32 = np.dtype("float32")
     signature = ModelSignature(
         inputs=Schema([TensorSpec(float32, (-1, c, h, w))]),
-        outputs=Schema([TensorSpec(float32, (-1, subject.n_classes))]),
+        outputs=Schema([TensorSpec(float32, (-1, 1 if subject.output.is_two_sided else subject.n_classes))]),
     )
     with mlflow_errors(f"log_subject {registered_model_name}"):
         client = MlflowClient()
@@ -111,7 +121,7 @@ def log_subject(subject: Subject, registered_model_name: str, *, experiment: str
             source=f"models:/{info.model_id}",
             run_id=run.info.run_id,
             model_id=info.model_id,
-            tags={SUBJECT_TAG: json.dumps(notes, sort_keys=True)},
+            tags={tags.SUBJECT: tags.encode_subject(notes)},
         )
     return f"models:/{registered_model_name}/{version.version}"
 
@@ -124,13 +134,17 @@ def describe(
     std: Sequence[float] | None = None,
     size: Sequence[int] | None = None,
     resize: str | None = None,
+    output: str | None = None,
     allow_pickle: bool | None = None,
 ) -> dict[str, Any]:
-    """Add class names, size, mean and std to a version that already exists; what is not given stays as it was."""
-    place = resolve(uri, registered=True)
+    """Add class names, size, mean, std and output to a version that exists; what is not given stays as it was.
+
+    Without ``output`` in the description, one pass shows whether the model ends in softmax, log-softmax or sigmoid.
+    """
+    version = resolve(uri, registered=True)
     if class_names is not None and len(set(class_names)) != len(class_names):
         raise OptionError("describe: class names must differ from each other.")
-    subject = load_subject(uri, size=size, allow_pickle=allow_pickle)
+    subject = load_subject(version, size=size, output=output, allow_pickle=allow_pickle)
     from auditor.subject.subject import Subject
 
     pre = subject.preprocessing
@@ -141,27 +155,27 @@ def describe(
         mean=mean if mean is not None else pre.mean,
         std=std if std is not None else pre.std,
         resize=resize or pre.resize,
+        output=output or subject.output.name,
     )
     notes = changed.describe()
     with mlflow_errors(f"describe {uri}"):
-        _upload_notes(place.root, notes)
-        set_tag(place, SUBJECT_TAG, json.dumps(notes, sort_keys=True))
-    return notes
+        _upload_notes(version.root, notes)
+        set_tag(version, tags.SUBJECT, tags.encode_subject(notes))
+    return {**notes, "output_evidence": changed.output.evidence}
 
 
-def check_notes(place: Place) -> None:
+def check_notes(version: ModelVersion) -> None:
     """Raise when the stored ``subject.json`` is not what the version's tag says."""
-    tag = place.tags.get(SUBJECT_TAG)
-    if tag is None:
+    if tags.SUBJECT not in version.tags:
         return
+    what = f"{SUBJECT_FILE} of {version.label}"
+    wanted = _notes_bytes(tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}"))
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        stored = _read_notes(place, Path(folder))
+        stored = _read_notes(version, Path(folder))
     if stored is None:
-        raise TamperError(
-            f"{SUBJECT_FILE} of {place.label} is missing from the artifact store; run auditor describe again."
-        )
-    if hashlib.sha256(stored).hexdigest() != hashlib.sha256(_notes_bytes(json.loads(tag))).hexdigest():
-        raise TamperError(f"{SUBJECT_FILE} of {place.label} is not what was attached; run auditor describe again.")
+        raise TamperError(f"{what} is missing from the artifact store; run auditor describe again.")
+    if stored != wanted:
+        raise TamperError(f"{what} is not what was attached; run auditor describe again.")
 
 
 def _requirements() -> list[str]:
@@ -175,8 +189,8 @@ def _experiment(client: Any, name: str | None) -> str:
         from mlflow.tracking.fluent import _get_experiment_id
 
         return str(_get_experiment_id())
-    found = client.get_experiment_by_name(name)
-    return str(found.experiment_id if found is not None else client.create_experiment(name))
+    experiment = client.get_experiment_by_name(name)
+    return str(experiment.experiment_id if experiment is not None else client.create_experiment(name))
 
 
 def _notes_bytes(notes: dict[str, Any]) -> bytes:
@@ -193,40 +207,29 @@ def _upload_notes(root: str, notes: dict[str, Any]) -> None:
         repository.log_artifact(str(file), "auditor")
 
 
-def _fetch(place: Place, folder: Path) -> Path:
+def _fetch(version: ModelVersion, folder: Path) -> Path:
     """Download the model itself, without attached explainers, into a folder of its own."""
-    repository = place.repository()
+    repository = version.repository()
     entries = [entry.path for entry in repository.list_artifacts()]
     if "MLmodel" not in entries:
-        raise ModelError(f"model {place.uri}: there is no MLmodel file at its source, so this is no MLflow model.")
+        raise ModelError(f"model {version.uri}: there is no MLmodel file at its source, so this is no MLflow model.")
     for entry in entries:
         if entry not in NOT_THE_MODEL:
             repository.download_artifacts(entry, str(folder))
     return folder
 
 
-def _read_notes(place: Place, folder: Path) -> bytes | None:
-    repository = place.repository()
+def _read_notes(version: ModelVersion, folder: Path) -> bytes | None:
+    repository = version.repository()
     if not any(entry.path == SUBJECT_FILE for entry in repository.list_artifacts("auditor") or []):
         return None
     return Path(repository.download_artifacts(SUBJECT_FILE, str(folder))).read_bytes()
 
 
-def _notes(place: Place, folder: Path) -> dict[str, Any]:
-    """Return what is known of the model's use: the version's tag, else the file beside the model."""
-    text = place.tags.get(SUBJECT_TAG) or _read_notes(place, folder)
-    if not text:
-        return {}
-    try:
-        notes = json.loads(text)
-        assert isinstance(notes, dict)
-    except (ValueError, AssertionError):
-        raise TamperError(
-            f"{SUBJECT_FILE} of {place.label} is not readable JSON; run auditor describe again."
-        ) from None
-    if notes.get("schema_version", 1) > 1:
-        raise ModelError(f"{SUBJECT_FILE} of {place.label} is of a newer version; upgrade mlflow-auditor.")
-    return notes
+def _notes(version: ModelVersion, folder: Path) -> dict[str, Any]:
+    """Return how to use the model: the version's tag, else the file beside the model."""
+    text = version.tags.get(tags.SUBJECT) or _read_notes(version, folder)
+    return tags.decode_subject(text, f"{SUBJECT_FILE} of {version.label}") if text else {}
 
 
 def _open(path: Path, uri: str, allow_pickle: bool | None) -> tuple[nn.Module, list[int] | None]:
@@ -236,9 +239,9 @@ def _open(path: Path, uri: str, allow_pickle: bool | None) -> tuple[nn.Module, l
     flavors = yaml.safe_load((path / "MLmodel").read_text()).get("flavors", {})
     flavor = flavors.get("pytorch")
     if flavor is None:
-        known = ", ".join(sorted(flavors)) or "none"
+        names = ", ".join(sorted(flavors)) or "none"
         raise ModelError(
-            f"model {uri}: want an MLflow model of flavor pytorch, got {known}; log it with mlflow.pytorch."
+            f"model {uri}: want an MLflow model of flavor pytorch, got {names}; log it with mlflow.pytorch."
         )
     data = path / flavor.get("model_data", "data")
     if (data / "model.pt2").is_file():

@@ -29,8 +29,8 @@ async function ask(path, init = {}) {
   }
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;
-  const told = body?.error;
-  if (told?.message) throw new ServerError(answer.status, told.code, told.message, told.request_id || "");
+  const problem = body?.error;
+  if (problem?.message) throw new ServerError(answer.status, problem.code, problem.message, problem.request_id || "");
   throw new ServerError(answer.status, "unknown", `The server answered with status ${answer.status} and no explanation.`, "");
 }
 

@@ -7,11 +7,11 @@ import { draw } from "./draw.js";
 import { explanationView, firstShown, ranked } from "./explanation.js";
 import { galleryView } from "./gallery.js";
 
-const MOST_SEEN = 60; // images kept; the oldest leaves first
+const MOST_ENTRIES = 60; // images kept; the oldest leaves first
 const TABS = ["explanation", "compare", "gallery"];
 
 const narrow = matchMedia("(max-width: 720px)");
-const state = { model: null, explainers: [], seen: [], current: null, tab: "explanation", gallery: { name: null, at: null }, refresh() {} };
+const state = { model: null, explainers: [], entries: [], current: null, tab: "explanation", gallery: { name: null, at: null }, refresh() {} };
 let running = null; // AbortController of the request under way
 let waiting = []; // images still to be explained
 let nextId = 1;
@@ -67,9 +67,9 @@ async function meet() {
 }
 
 async function meetSamples() {
-  const found = await api.samples();
-  byId("samples-box").hidden = !found.length;
-  byId("samples").replaceChildren(...found.map((sample) => h("button", { type: "button", class: "thumb", title: sample.name, onclick: () => take([{ name: sample.name, source: blobOf(sample.image) }]) },
+  const samples = await api.samples();
+  byId("samples-box").hidden = !samples.length;
+  byId("samples").replaceChildren(...samples.map((sample) => h("button", { type: "button", class: "thumb", title: sample.name, onclick: () => take([{ name: sample.name, source: blobOf(sample.image) }]) },
     h("img", { src: sample.image, alt: `sample ${sample.name}` }))));
 }
 
@@ -86,7 +86,7 @@ function settings() {
   return { explainers: names, target: target === "" ? null : Number(target), stability: byId("stability").value, heatmaps: "array" };
 }
 
-/** Explain new images, one after the other; before the server has told what it explains, they wait. */
+/** Explain new images, one after the other; before the server has answered what it explains, they wait. */
 function take(images) {
   waiting.push(...images);
   if (!state.model) say(`${images[0].name} waits for the server …`);
@@ -114,11 +114,11 @@ async function work() {
 }
 
 function remember(fresh, again) {
-  const old = again ? state.seen.find((e) => e.id === again && e.asked === fresh.asked) : null;
+  const old = again ? state.entries.find((e) => e.id === again && e.asked === fresh.asked) : null;
   const entry = { ...fresh, id: old?.id ?? nextId++, picked: old?.picked ?? true, shown: old?.shown ?? firstShown(fresh.answer) };
-  if (old) state.seen.splice(state.seen.indexOf(old), 1, entry);
-  else state.seen.unshift(entry);
-  state.seen.splice(MOST_SEEN);
+  if (old) state.entries.splice(state.entries.indexOf(old), 1, entry);
+  else state.entries.unshift(entry);
+  state.entries.splice(MOST_ENTRIES);
   state.current = entry.id;
   if (state.tab === "gallery") open("explanation"); else render();
   const best = ranked(entry.answer.explanations.find((e) => e.concepts.length)?.concepts ?? [])[0];
@@ -131,7 +131,7 @@ let changed = 0;
 function settingsChanged() {
   clearTimeout(changed);
   changed = setTimeout(() => {
-    const entry = state.seen.find((e) => e.id === state.current);
+    const entry = state.entries.find((e) => e.id === state.current);
     if (!entry) return;
     running?.abort();
     waiting.unshift({ name: entry.name, source: entry.source, again: entry.id });
@@ -144,8 +144,8 @@ function settingsChanged() {
 const view = {
   drawing: () => ({ opacity: byId("opacity").value / 100, shape: state.model.input_shape, resize: state.model.resize }),
   hasGallery: (name) => {
-    const found = state.explainers.find((e) => e.name === name);
-    return found?.gallery !== false && found?.kind !== "tree"; // a tree keeps pictures of its leaves, not of its features
+    const explainer = state.explainers.find((e) => e.name === name);
+    return explainer?.gallery !== false && explainer?.gallery_of_concepts !== false; // pictures may be of something else than concepts
   },
   openGallery: (name, at) => { state.gallery = { name, at }; open("gallery"); },
   rerender: () => render(),
@@ -165,7 +165,7 @@ function open(tab) {
 
 function render() {
   renderSeen();
-  const current = state.seen.find((e) => e.id === state.current);
+  const current = state.entries.find((e) => e.id === state.current);
   state.refresh = () => {};
   if (state.tab === "explanation" && current) {
     keepFocus(byId("explanation"), () => {
@@ -175,7 +175,7 @@ function render() {
     });
   } else if (state.tab === "compare") {
     keepFocus(byId("compare"), () => {
-      const made = compareView(state.seen.filter((e) => e.picked), view);
+      const made = compareView(state.entries.filter((e) => e.picked), view);
       byId("compare").replaceChildren(made.element);
       state.refresh = made.refresh;
     });
@@ -198,9 +198,9 @@ function keepFocus(panel, rebuild) {
 }
 
 function renderSeen() {
-  byId("seen-box").hidden = !state.seen.length;
+  byId("seen-box").hidden = !state.entries.length;
   const list = byId("seen");
-  keepFocus(list, () => list.replaceChildren(...state.seen.map((entry) => {
+  keepFocus(list, () => list.replaceChildren(...state.entries.map((entry) => {
     const canvas = h("canvas", { "aria-hidden": "true" });
     draw(canvas, entry, [], { ...view.drawing(), side: 96 });
     const box = h("input", { type: "checkbox", "aria-label": `Compare ${entry.name}`, onchange: () => { entry.picked = box.checked; if (state.tab === "compare") render(); } });
@@ -233,7 +233,7 @@ function listen() {
   byId("stability").addEventListener("change", settingsChanged);
   byId("opacity").addEventListener("input", () => state.refresh());
   byId("forget").addEventListener("click", () => {
-    Object.assign(state, { seen: [], current: null });
+    Object.assign(state, { entries: [], current: null });
     byId("explanation").replaceChildren(h("div", { class: "empty" }, h("p", {}, "Forgotten. Give an image, or take a sample.")));
     say("");
     render();

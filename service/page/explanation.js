@@ -88,7 +88,7 @@ function table(entry, explanation, view) {
   }
   const foot = gives ? h("tfoot", {}, h("tr", {}, h("td"), h("th", { scope: "row" }, "sum"),
     h("td", {}, addsUp(explanation)
-      ? h("span", { class: "ok" }, `✓ equals the ${explanation.kind === "tree" ? "tree's value" : "logit"} of “${explanation.target.label}”, ${signed(explanation.target_value)}`)
+      ? h("span", { class: "ok" }, `✓ equals the ${explanation.target_value_of ?? "logit"} of “${explanation.target.label}”, ${signed(explanation.target_value)}`)
       : h("span", { class: "bad" }, `✗ differs from ${signed(explanation.target_value)}`)),
     h("td", { class: "number" }, signed(total(explanation))))) : null;
   const caption = gives ? `What speaks for (red, +) and against (blue, −) “${explanation.target.label}”` : `Relevance for “${explanation.target.label}”; this kind gives no signed contributions`;
@@ -132,7 +132,7 @@ export function explanationView(entry, view) {
   const viewer = h("canvas", { class: "viewer", role: "img" });
   const redraw = [];
   const refresh = () => redraw.forEach((one) => one());
-  const own = { ...view, redraw: refresh };
+  const tableView = { ...view, redraw: refresh };
   redraw.push(() => {
     const layers = layersOf(entry);
     draw(viewer, entry, layers, { ...view.drawing(), side: 480 });
@@ -143,7 +143,7 @@ export function explanationView(entry, view) {
   const tables = answer.explanations.map((explanation) => {
     const title = h("h3", {}, explanation.name, " ", h("small", { class: "pale" }, explanation.name === explanation.kind ? "" : explanation.kind));
     if (explanation.problem) return h("section", { class: "card" }, title, h("p", {}, explanation.problem));
-    const made = table(entry, explanation, own);
+    const made = table(entry, explanation, tableView);
     redraw.push(...made.redraw);
     return h("section", { class: "card" }, title, made.element, explanation.extra?.path ? pathOf(explanation, view) : null);
   });

@@ -3,7 +3,7 @@
 import { gallery } from "./api.js";
 import { h } from "./dom.js";
 
-const known = new Map(); // by digest: an explainer's pictures never change
+const galleries = new Map(); // by digest: an explainer's pictures never change
 let heat = true;
 
 /** Fill a panel with the gallery of an explainer; `at` is a concept to bring into view. */
@@ -19,8 +19,8 @@ export async function galleryView(panel, explainers, name, at, choose) {
   box.checked = heat;
   const list = h("div", { class: heat ? "concepts" : "concepts no-heat", "aria-busy": "true" }, h("p", { class: "pale" }, "fetching …"));
   panel.replaceChildren(h("div", { class: "card controls" }, h("label", {}, "Explainer ", select), h("label", {}, box, " show where")), list);
-  if (!known.has(explainer.digest)) known.set(explainer.digest, await gallery(explainer.name));
-  const { concepts } = known.get(explainer.digest);
+  if (!galleries.has(explainer.digest)) galleries.set(explainer.digest, await gallery(explainer.name));
+  const { concepts } = galleries.get(explainer.digest);
   list.removeAttribute("aria-busy");
   if (!concepts.length) {
     list.replaceChildren(h("p", { class: "pale" }, `Explainers of kind ${explainer.kind} keep no pictures.`));

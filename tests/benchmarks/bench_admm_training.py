@@ -28,14 +28,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from auditor.training.backprop import BackpropConfig, backprop
-from auditor.training.block_coordinate_descent import BcdConfig, bcd
-from auditor.training.block_admm import BlockAdmm
-from auditor.block_config import BlockAdmmConfig
-from auditor.training.dladmm import DlAdmm, DlAdmmConfig
 from auditor.errors import NumericsError
-from auditor.training.full_admm import FullAdmmConfig, full_admm
+from auditor.training.backprop import BackpropConfig, backprop
+from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
+from auditor.training.block_coordinate_descent import BcdConfig, bcd
 from auditor.training.cycle import accuracy
+from auditor.training.dladmm import DlAdmm, DlAdmmConfig
+from auditor.training.full_admm import FullAdmmConfig, full_admm
 
 SHALLOW = {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "z_steps": 5, "lr": 2e-3, "average": 0.999}
 DEEP = {"beta": 10.0, "beta_ratio": 3.0, "dual_step": 1.0, "z_steps": 3, "average": 0.999}

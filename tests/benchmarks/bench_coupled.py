@@ -23,9 +23,9 @@ from sklearn.decomposition import NMF
 from torch import nn
 
 from auditor.explainers.coupled.blocks import scale_of
+from auditor.explainers.coupled.latent_space import purity
 from auditor.kernels.factorization.coupled import Penalties, couple, start, sweeps
 from auditor.kernels.networks.linear_cka import linear_cka
-from auditor.explainers.coupled.latent_space import purity
 
 LAMBDAS = (1.0, 0.1, 0.01, 0.001)
 

@@ -23,12 +23,18 @@ import torch
 from torch import nn
 
 from auditor import Subject, fit, open_data
-from auditor.metrics.attribute_probe import Attributes, pooled_features, principal_scores, probe_accuracy, read_attributes
-from auditor.network.below_layer import Cut
 from auditor.data.source import Data
 from auditor.explainers.deepfacto.factor_admm import activations_of
 from auditor.kernels.factorization.deepfacto import projected
 from auditor.kernels.factorization.nmf import factorize
+from auditor.metrics.attribute_probe import (
+    Attributes,
+    pooled_features,
+    principal_scores,
+    probe_accuracy,
+    read_attributes,
+)
+from auditor.network.below_layer import BelowLayer
 
 SHOWN = ("before", "after", "drop", "error", "sparsity", "f_cls", "probe", "nmf", "pca", "cells", "kept", "cpu")
 
@@ -97,7 +103,7 @@ def one_run(subject, data, layer, Z, held, images, labels, attributes, rank, see
     """Return the figures of one fit, measured on the test images (``held``)."""
     began = time.process_time()
     e = fit("deepfacto", subject, data, layer=layer, rank=rank, seed=seed, refits=0, **options)
-    f = activations_of(Cut(subject, layer, e.weights_), images)
+    f = activations_of(BelowLayer(subject, layer, e.weights_), images)
     S = e.scores(f)
     with torch.no_grad():
         before = torch.cat([subject.logits(part).argmax(1) for part in images[held].split(500)])
@@ -128,7 +134,7 @@ def table(name, subject, data, layer, seen, unseen, attributes, options, args):
     """Print a line per seed as it comes, and the means per rank."""
     images, labels = torch.cat([seen[0], unseen[0]]), torch.cat([seen[1], unseen[1]])
     held = torch.arange(len(images)) >= len(seen[0])
-    Z = activations_of(Cut(subject, layer), images)
+    Z = activations_of(BelowLayer(subject, layer), images)
     kept = Kept(args.keep)
     print(f"{name}: layer {layer}, {Z.shape[1]} channels x {Z.shape[2]} positions; {len(seen[0])} images, {options}")
     print(f"{'rank':>5}{'seed':>5}" + "".join(f"{n:>9}" for n in SHOWN), flush=True)
@@ -208,7 +214,7 @@ def cub(args, options):
         Scaled(top), body.features[9:], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 20)
     ).eval()
     subject = Subject(net, input_shape=tuple(x.shape[1:]), class_names=names)
-    Z = activations_of(Cut(subject, "1"), x).mean(-1)
+    Z = activations_of(BelowLayer(subject, "1"), x).mean(-1)
     head = net[4]
     adam = torch.optim.AdamW(head.parameters(), 2e-3, weight_decay=1e-2)
     for _ in range(80):

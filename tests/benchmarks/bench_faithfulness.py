@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from auditor import Subject
 from auditor.metrics.ablation import ablate
-from auditor.subject_graph import graph_of
+from auditor.network.aten_graph import graph_of
 from auditor.network.weight_layers import weight_layers
 
 

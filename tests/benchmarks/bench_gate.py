@@ -160,7 +160,7 @@ def other_explainer(uri: str, good: str) -> None:
     """Let the version's tag point to what the good version has: an explainer of another model."""
     from auditor.plugins.registry.location import resolve, set_tag
 
-    set_tag(resolve(uri), "auditor.explainers.base.concepts", resolve(good).tags["auditor.explainers.base.concepts"])
+    set_tag(resolve(uri), "auditor.explainer.concepts", resolve(good).tags["auditor.explainer.concepts"])
 
 
 def main() -> None:

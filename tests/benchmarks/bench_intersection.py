@@ -26,8 +26,8 @@ from torch import nn
 from auditor import Subject, open_data
 from auditor.explainers.tree.attribute_fidelity import fidelity
 from auditor.explainers.tree.intersection_training import Examples, Recipe, codes_of, train
-from auditor.kernels.trees.tree import TreeLimits, fit_tree
 from auditor.explainers.tree.quantised_features import Backbone, Representation
+from auditor.kernels.trees.tree import TreeLimits, fit_tree
 
 SIDE, CELL = 16, 4
 # What differs from the defaults of --help. Those of drawn were chosen on seeds 1000 and 1001: with 2000 images the tree

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from auditor.network.aten_graph import AtenGraph
 from auditor.kernels.networks.operator_norm import convolution_norm, lanczos_norm
+from auditor.network.aten_graph import AtenGraph
 from auditor.stability.certified_bound import bounds_at
 
 CASES = [  # out, in, kernel, size, stride, padding, dilation, groups

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from auditor import Subject, open_data
 from auditor.metrics.ablation import ablate
+from auditor.metrics.weights import Cosines
+from auditor.network.aten_graph import graph_of
+from auditor.network.weight_layers import weight_layers
 from auditor.stability.certified_bound import bounds_at
 from auditor.stability.model import input_node, last_hidden, measured
-from auditor.subject_graph import graph_of
-from auditor.network.weight_layers import weight_layers
-from auditor.metrics.weights import Cosines
 
 WIDTHS = {"A": [1000, 1000], "B": [500, 500, 500], "C": [300, 300, 300, 300]}
 NULL_MEAN = 0.1 * math.sqrt(2 / math.pi)

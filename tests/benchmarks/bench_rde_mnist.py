@@ -22,13 +22,13 @@ from mnist_network import mnist, trained
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from auditor.attribution.baselines import METHODS, attribution, has_excitation
-from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems
-from auditor.kernels.frank_wolfe.solver import Step
-from auditor.perturbation.replacement import Obfuscation, Statistics
-from auditor.perturbation.cells import pixels
-from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
+from auditor.attribution.baselines import METHODS, attribution
 from auditor.explainers.rde.relevance_map import Budget, lagrangian, multi_rate, ordering
+from auditor.kernels.frank_wolfe.solver import Step
+from auditor.perturbation.cells import pixels
+from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems
+from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
+from auditor.perturbation.replacement import Obfuscation, Statistics
 
 PIECE = 10  # images between two results that are kept
 RATES = [50, 100, 150, 200, 250, 300, 350, 400]
@@ -84,7 +84,7 @@ def flips(p: Problems, maps: dict[str, Tensor], group: int, draws: int, seed: in
     for name, score in maps.items():
         curve = pixel_flip(p.network, p.images, p.targets, score, p.partition, group=group, draws=draws, seed=seed)
         out |= {f"curve {name}": curve.distortion, f"right {name}": curve.accuracy}
-        out["kept"] = curve.kept.expand(len(p.images), -1)
+        out["kept"] = curve.share_kept.expand(len(p.images), -1)
     return out
 
 
@@ -137,7 +137,7 @@ def full_piece(args: argparse.Namespace, p: Problems, noise: Obfuscation) -> dic
         if k in (100, 200):
             maps[f"RC-RDE (k={k})"] = mr.masks[:, j]
     maps["L-RDE"], _ = lagrangian(surrogate, n, m, 0.5, Budget(max_steps=args.steps))
-    names = [*METHODS, *(["excitation"] if has_excitation() else [])]
+    names = list(METHODS)
     if args.captum:
         names += ["captum:DeepLift", "captum:GuidedBackprop"]
     for name in names:

@@ -27,12 +27,12 @@ from torch import Tensor
 
 from auditor import Subject, open_data
 from auditor.attribution.baselines import METHODS
-from auditor.perturbation.distortion import MonteCarlo, Problems
-from auditor.perturbation.replacement import Obfuscation, Statistics
-from auditor.perturbation.cells import components, grid
-from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
 from auditor.explainers.rde.explainer import RdeExplainer
 from auditor.explainers.rde.relevance_map import Budget, multi_rate
+from auditor.perturbation.cells import components, grid
+from auditor.perturbation.distortion import MonteCarlo, Problems
+from auditor.perturbation.pixel_flipping import FlipCurve, compare, pixel_flip, plot_curves
+from auditor.perturbation.replacement import Obfuscation, Statistics
 
 RATES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 OTHERS = ("gradient", "integrated gradients", "SmoothGrad", "Grad-CAM", "occlusion", "random")
@@ -220,7 +220,7 @@ def on_grid(subject: Subject, noise: Obfuscation, args: argparse.Namespace) -> d
 
 def _joined(parts: list[FlipCurve]) -> FlipCurve:
     distortion, accuracy = (torch.cat([getattr(p, name) for p in parts]) for name in ("distortion", "accuracy"))
-    return FlipCurve(parts[0].kept, distortion, accuracy)
+    return FlipCurve(parts[0].share_kept, distortion, accuracy)
 
 
 def fast_logits(subject: Subject) -> Any:

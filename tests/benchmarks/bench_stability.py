@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from auditor import Subject, open_data
 from auditor.demo import train_digits
 from auditor.kernels.networks.jacobian_norm import largest_singular_values
-from auditor.stability.certified_bound import bounds_at
-from auditor.stability.model import Found, input_node, input_of, last_hidden, measured
-from auditor.subject_graph import graph_of
+from auditor.network.aten_graph import graph_of
 from auditor.network.weight_layers import weight_layers
+from auditor.stability.certified_bound import bounds_at
+from auditor.stability.model import Constants, input_node, input_of, last_hidden, measured
 
 
-def three(subject: Subject, images: Tensor) -> tuple[Found, float]:
+def three(subject: Subject, images: Tensor) -> tuple[Constants, float]:
     layers = weight_layers(graph_of(subject))
     found = measured(subject, last_hidden(subject, layers), images)
     bound = bounds_at(graph_of(subject), input_node(layers[-1]), subject.preprocessing.std)[0].value
@@ -144,30 +144,32 @@ def cost(repeats: int) -> bool:
 
     from torchvision.models import resnet18
 
+    from auditor.explainers.answer import _Group, _run
+    from auditor.explainers.base import Reads
+    from auditor.explainers.forward_pass import TorchPass
     from auditor.explainers.onnx_export import export_graph
     from auditor.plugins.registry.onnx_exports import Exported
-    from auditor.service.batch_answer import _Group, _pass
-    from auditor.service.forward_pass import OnnxRunner, TorchRunner
+    from auditor.service.forward_pass import OnnxPass
     from auditor.stability.decision import make_sampler
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     subject = Subject(resnet18(num_classes=10).eval(), input_shape=(3, 224, 224))
-    reads = {"one": SimpleNamespace(layers=lambda: ["layer4"])}
+    reads = {"one": SimpleNamespace(layers=lambda: ["layer4"], reads=lambda: Reads(("layer4",)))}
     graph = export_graph(subject, reads)  # type: ignore[arg-type]
     stored = Exported("", "", graph.layers, graph.features, graph.worst, graph.content)
     runners = {
-        "torch": TorchRunner(subject, reads),  # type: ignore[arg-type]
-        "onnx": OnnxRunner(stored, reads, torch.device("cpu"), 1),  # type: ignore[arg-type]
+        "torch": TorchPass(subject, reads.values()),  # type: ignore[arg-type]
+        "onnx": OnnxPass(stored, reads, torch.device("cpu"), 1),  # type: ignore[arg-type]
     }
     x = torch.rand(1, 3, 224, 224)
     sampler = make_sampler(subject, "layer4")
 
     def answer(runner: object, steady: bool) -> None:
         groups = [_Group("fast", [0], sampler)] if steady else []
-        _pass(runner, x, groups)  # type: ignore[arg-type]
+        _run(runner, x, groups)  # type: ignore[arg-type]
         for group in groups:
-            sampler.measure(x, [0], group.seen)
+            sampler.measure(x, [0], group.shared)
 
     def plain() -> None:
         with torch.no_grad():

@@ -19,8 +19,8 @@ import time
 import numpy as np
 from sklearn.tree import DecisionTreeRegressor
 
-from auditor.kernels.trees.tree import TreeLimits, fit_tree
 from auditor.kernels.trees.grower import TreeGrower
+from auditor.kernels.trees.tree import TreeLimits, fit_tree
 
 WANTED = {(10, 8): 15.0, (10, 12): 5.0, (200, 8): 6.0, (200, 12): 3.0}
 

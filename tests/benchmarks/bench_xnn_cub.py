@@ -22,9 +22,9 @@ from torch import nn
 from torchvision.models import squeezenet1_1
 
 from auditor import Subject, open_data
-from auditor.part_points import part_masks
 from auditor.explainers.xnn.explainer import XnnConfig
 from auditor.explainers.xnn.paper_table import METHODS, xnn_table
+from auditor.metrics.locality import part_masks
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 UNSEEDED = ("lasso", "1-heatmap")  # nothing random in them: one seed tells all

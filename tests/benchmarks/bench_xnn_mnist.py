@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.xnn.explainer import Examples, XnnConfig, make_heads, measure, srae_config
 from auditor.explainers.xnn.head_training import fit_heads
 from auditor.subject.layers import layout_of
-from auditor.explainers.xnn.explainer import Examples, XnnConfig, make_heads, measure, srae_config
 
 
 def idx(path, skip):
@@ -96,15 +97,17 @@ def main():
     x, y = mnist(args.data_root, "train")
     xt, yt = mnist(args.data_root, "t10k")
     net, n = kept_cnn(args.keep, x, y), args.images
+    row = torch.arange(n + N_STOP)
+    stopped_by = FittedImages.of_rows(n + N_STOP, learn=row[:n], choose=row[n:])  # the last ones tell when to stop
     with torch.no_grad():
         print(f"CNN test accuracy {(net(xt).argmax(1) == yt).float().mean():.4f}")
         examples, unseen = (
             Examples(
-                torch.cat([net[:9](b) for b in r.split(1000)]), torch.cat([net(b) for b in r.split(1000)]), t, held
+                torch.cat([net[:9](b) for b in r.split(1000)]), torch.cat([net(b) for b in r.split(1000)]), t, parts
             )
-            for r, t, held in (
-                (x[: n + N_STOP], y[: n + N_STOP], torch.arange(n + N_STOP) >= n),  # the last ones tell when to stop
-                (xt, yt, torch.ones(len(xt), dtype=torch.bool)),  # and these are only measured on
+            for r, t, parts in (
+                (x[: n + N_STOP], y[: n + N_STOP], stopped_by),
+                (xt, yt, FittedImages.of_rows(len(xt), report=torch.arange(len(xt)))),  # these are only measured on
             )
         )
     print(f"{'method':8}{'seed':>5}{'seconds':>9}" + "".join(f"{c:>16}" for c in COLUMNS))

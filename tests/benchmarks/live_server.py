@@ -82,7 +82,7 @@ def register_digits(seed: int = 0, kinds: Sequence[str] = ("nmf", "xnn"), name: 
     subject, data = load_subject(uri), open_data("sklearn:digits?split=train")
     few = {"nmf": {"rank": 10, "refits": 1, "max_eval": 60}, "xnn": {"max_epochs": 30}}
     for kind in kinds:
-        attach(fit(kind, subject, data, seed=seed, **few.get(kind, {})), uri, kind, subject=subject)
+        attach(fit(kind, subject, data, seed=seed, **few.get(kind, {})), uri, kind, subject=subject, attach_anyway=True)
     return uri
 
 
@@ -116,7 +116,7 @@ def register_resnet18(folder: Path, *, n_images: int = 80, name: str = "resnet18
     subject, data = load_subject(uri), open_data(str(folder / "noise.npz"))
     concepts = fit("nmf", subject, data, rank=10, refits=1, max_eval=10, max_iter=60)
     attach(concepts, uri, "nmf", subject=subject)
-    attach(fit("xnn", subject, data, max_epochs=10), uri, "xnn", subject=subject)
+    attach(fit("xnn", subject, data, max_epochs=10), uri, "xnn", subject=subject, attach_anyway=True)
     return uri
 
 

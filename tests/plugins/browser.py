@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.free_port import free_port
 
 FLAGS = [
     "--headless=new",
@@ -105,9 +106,7 @@ def browser():
     program, chromium = shutil.which("chromedriver"), shutil.which("chromium")
     assert program, "chromedriver is not installed"
     assert chromium, "chromium is not installed"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     driver = subprocess.Popen([program, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     session = None

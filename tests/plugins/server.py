@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,13 +10,13 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.free_port import free_port
+
 
 @contextmanager
 def mlflow_server(folder: Path, *options: str, health: str = "/health", **variables: str):
     """Start a server with SQLite and proxied artifacts; yield its address; stop it and its children at the end."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     environment.pop("MLFLOW_TRACKING_URI", None)
     environment.update(variables)

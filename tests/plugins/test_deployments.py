@@ -6,10 +6,8 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import mlflow
 import pandas as pd
 import pytest
 from click.testing import CliRunner
@@ -19,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from auditor.errors import AuditError
 from auditor.plugins import local_service
 from auditor.plugins.local_service import LocalServices, start_time
-from auditor.plugins.service_http import ServiceError, ask, ask_each, records
+from auditor.plugins.service_http import records
 from tests.plugins.small_service import small_service
 
 STUB = (sys.executable, str(Path(__file__).parent / "small_service.py"))
@@ -54,24 +52,6 @@ def command(*args: str):
 
 
 # input
-
-
-def test_records_from_everything_that_read_json_gives(tmp_path):
-    picture = tmp_path / "seven.png"
-    picture.write_bytes(b"png")
-    file = tmp_path / "in.json"
-    rows = [{"image": b64("one"), "target": "zwei", "top_k": 3, "explainers": ["a", "b"]}, {"image": str(picture)}]
-    file.write_text(json.dumps(rows))
-    wanted = [
-        {"image": b64("one"), "target": "zwei", "top_k": 3, "explainers": ["a", "b"]},
-        {"image": base64.b64encode(b"png").decode()},
-    ]
-    assert records(pd.read_json(file)) == wanted
-    assert records(rows) == wanted
-    file.write_text(json.dumps({"image": {"0": b64("one"), "1": str(picture)}}))
-    assert [r["image"] for r in records(pd.read_json(file))] == [r["image"] for r in wanted]
-    assert records({"image": b"png"}) == records([picture]) == records([b"png"]) == wanted[1:]
-    assert json.dumps(records(pd.DataFrame([{"image": b64("one"), "target": 3}])))  # numpy numbers become plain ones
 
 
 @pytest.mark.parametrize(
@@ -122,23 +102,6 @@ def test_explain_and_predict_by_command_line(service, tmp_path):
     assert "'name': 'digits'" in command("list", "-t", target).stdout
     assert "name: digits" in command("get", "-t", target, "--name", "digits").stdout
     assert "auditor:/http://host:3000" in command("help", "-t", "auditor").stdout
-
-
-def test_many_images_keep_their_order_and_a_busy_service_is_asked_again(service, monkeypatch):
-    monkeypatch.setenv("AUDITOR_API_KEY", "secret")
-    service.seen.clear()
-    service.busy = 5
-    texts = [f"image {k}" for k in range(40)]
-    answers = ask_each(service.address, "/predict", records([{"image": b64(t)} for t in texts]))
-    assert [a["prediction"]["label"] for a in answers] == texts
-    assert len(service.seen) == 45
-    assert {key for _, _, key in service.seen} == {"secret"}
-    service.busy = 10**6
-    try:
-        with pytest.raises(ServiceError, match="too many requests wait"):
-            ask(service.address, "/predict", {"image": b64("x")})
-    finally:
-        service.busy = 0
 
 
 def test_what_goes_wrong_elsewhere_is_one_mlflow_error(service):
@@ -211,71 +174,6 @@ def test_what_cannot_start_leaves_nothing_behind(here):
         client.create_deployment("c", "models:/digits/1", flavor="sklearn")
     with pytest.raises(MlflowException, match=r"name '\.\./up': want 1 to 64"):
         client.create_deployment("../up", "models:/digits/1")
-
-
-def test_two_creates_at_once_start_one_service(here):
-    found: list[object] = []
-
-    def create():
-        try:
-            found.append(LocalServices().start("same", "models:/digits/1", {}))
-        except AuditError as error:
-            found.append(str(error))
-
-    threads = [threading.Thread(target=create) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    refused = [x for x in found if isinstance(x, str)]
-    assert len(refused) == 3
-    assert all("there is one already" in x for x in refused)
-    (running,) = here.all()
-    with pytest.raises(AuditError, match="belongs to another deployment"):
-        here.start("other", "models:/digits/1", {"port": running.port})
-
-
-def test_a_service_that_died_is_stopped_and_its_process_id_is_nobodys(here):
-    service = here.start("gone", "models:/digits/1", {})
-    os.kill(service.pid, 9)
-    os.waitpid(service.pid, 0)
-    client = get_deploy_client("auditor")
-    assert client.get_deployment("gone")["status"] == "stopped"
-    with pytest.raises(MlflowException, match="its service has stopped"):
-        client.explain("gone", [{"image": b64("a")}])
-    # another process has got the remembered id: it is neither ours nor stopped
-    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        state = here.folder / "gone.json"
-        state.write_text(json.dumps({**json.loads(state.read_text()), "pid": stranger.pid}))
-        assert client.get_deployment("gone")["status"] == "stopped"
-        again = here.start("gone", "models:/digits/1", {})
-        assert again.runs
-        client.delete_deployment("gone")
-        assert stranger.poll() is None
-    finally:
-        stranger.communicate(b"\n")
-    (here.folder / "odd.json").write_text("{")
-    assert client.list_deployments() == []
-
-
-def test_the_command_and_environment_of_a_service(here, monkeypatch):
-    made = LocalServices(serve=["auditor", "serve"]).command(
-        "models:/m/1", {"allow_pickle": "true", "max_batch": "4"}, "h", 5
-    )
-    assert made == [
-        "auditor",
-        "serve",
-        "models:/m/1",
-        "--host",
-        "h",
-        "--port",
-        "5",
-        "--allow-pickle",
-        "--max-batch",
-        "4",
-    ]
-    assert local_service.environment()["MLFLOW_TRACKING_URI"] == mlflow.get_tracking_uri()
 
 
 @pytest.mark.slow

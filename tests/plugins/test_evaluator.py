@@ -13,7 +13,6 @@ from mlflow.models import MetricThreshold
 from PIL import Image
 
 from auditor import plugins
-from auditor.errors import DataError
 from auditor.plugins import ImageDataset
 from auditor.plugins.registry.location import resolve
 
@@ -61,15 +60,17 @@ def test_metrics_land_on_the_run_and_on_the_logged_model(registry, once, audited
     result, run = once
     assert {"model/accuracy", "explainer/concepts/verified"} <= set(result.metrics)
     assert run.data.metrics == pytest.approx(result.metrics)
-    place = resolve(audited)
+    version = resolve(audited)
     logged = {
-        m.key: m for m in mlflow.MlflowClient().get_logged_model(place.model_id).metrics if m.run_id == run.info.run_id
+        m.key: m
+        for m in mlflow.MlflowClient().get_logged_model(version.model_id).metrics
+        if m.run_id == run.info.run_id
     }
     assert logged.keys() == result.metrics.keys()
     data = ImageDataset(*digits_arrays)
     assert {(m.dataset_name, m.dataset_digest) for m in logged.values()} == {("sixty", data.digest)}
     assert [d.dataset.digest for d in run.inputs.dataset_inputs] == [data.digest]
-    assert [m.model_id for m in run.inputs.model_inputs] == [place.model_id]
+    assert [m.model_id for m in run.inputs.model_inputs] == [version.model_id]
 
 
 def test_report_and_audit_are_artifacts(registry, once, audited):
@@ -129,9 +130,11 @@ def test_tables_and_flat_rows_are_the_same_images(registry, audited, digits_arra
 
 
 def test_a_model_given_by_its_id_is_logged_once(registry, audited, digits_arrays):
-    place = resolve(audited)
-    result, run = evaluate(f"models:/{place.model_id}", ImageDataset(*digits_arrays, name="by-id"), {"explainers": []})
-    logged = mlflow.MlflowClient().get_logged_model(place.model_id).metrics
+    version = resolve(audited)
+    result, run = evaluate(
+        f"models:/{version.model_id}", ImageDataset(*digits_arrays, name="by-id"), {"explainers": []}
+    )
+    logged = mlflow.MlflowClient().get_logged_model(version.model_id).metrics
     assert len([m for m in logged if m.run_id == run.info.run_id]) == len(result.metrics)
     assert run.data.metrics == pytest.approx(result.metrics)
 
@@ -140,21 +143,10 @@ def test_an_audit_can_be_stored_and_its_report_is_pinned(registry, audited, digi
     import json
 
     evaluate(audited, ImageDataset(*digits_arrays), {"store": True, "explainers": []})
-    tag = json.loads(resolve(audited).tags["auditor.auditing.audit"])
+    tag = json.loads(resolve(audited).tags["auditor.audit"])
     assert set(tag["files"]) == {"report.html", "model_card.json"}
     assert plugins.latest_audit(audited).digest == tag["digest"]
-    mlflow.MlflowClient().delete_model_version_tag("evaluated", "1", "auditor.auditing.audit")
-
-
-def test_the_digest_is_over_every_pixel_and_label(digits_arrays):
-    images, labels = digits_arrays
-    digest = ImageDataset(images, labels).digest
-    assert digest == ImageDataset(images.copy(), list(labels), name="other").digest
-    changed = images.copy()
-    changed[30, 0, 4, 4] += 0.01  # MLflow's own digest looks at the first and last five rows only
-    other = labels.copy()
-    other[30] += 1
-    assert len({digest, ImageDataset(changed, labels).digest, ImageDataset(images, other).digest}) == 3
+    mlflow.MlflowClient().delete_model_version_tag("evaluated", "1", "auditor.audit")
 
 
 @pytest.mark.parametrize(
@@ -185,13 +177,6 @@ def test_bad_data_is_refused_in_one_sentence(registry, audited, digits_arrays):
     two = pd.DataFrame({"a": list(images), "b": list(images), "y": labels})
     with pytest.raises(MlflowException, match=r"2 columns may hold images \(a, b\)"):
         evaluate(audited, two, targets="y")
-    for args, message in (
-        ((np.zeros((3, 4)),), "want images as numbers of shape"),
-        ((images, labels[:5]), "want 60 whole numbers"),
-        ((images, labels + 0.5), "want 60 whole numbers"),
-    ):
-        with pytest.raises(DataError, match=message):
-            ImageDataset(*args)
 
 
 def test_another_model_than_the_one_evaluated_is_refused(registry, audited, tiny, digits_arrays):

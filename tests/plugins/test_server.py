@@ -66,16 +66,18 @@ def metric(value, direction="up", half=0.05, status="passed", reason=""):
 
 
 def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Report</h1>", data="a" * 64) -> Path:
-    """Store an audit as `plugins/audits.py` does: files beside the model, then the tag; returns where the files are."""
-    place = resolve(uri)
+    """Store an audit as `plugins/registry/audits.py` does, files first, then the tag; return where the files are."""
+    version = resolve(uri)
     audit = json.dumps({"metrics": metrics}).encode()
     digest = hashlib.sha256(audit).hexdigest()
     folder.mkdir()
     (folder / "audit.json").write_bytes(audit)
     (folder / "report.html").write_text(report)
-    place.repository().log_artifacts(str(folder), f"audits/{digest[:12]}")
+    version.repository().log_artifacts(str(folder), f"audits/{digest[:12]}")
     explainers = {
-        k.removeprefix("auditor.explainers.base."): json.loads(v)["digest"] for k, v in place.tags.items() if "explainer" in k
+        k.removeprefix("auditor.explainer."): json.loads(v)["digest"]
+        for k, v in version.tags.items()
+        if "explainer" in k
     }
     value = {
         "location": f"audits/{digest[:12]}",
@@ -88,13 +90,13 @@ def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Rep
         "explainers": explainers,
         "files": {"report.html": hashlib.sha256(report.encode()).hexdigest()},
     }
-    set_tag(place, "auditor.auditing.audit", json.dumps(value))
-    return Path(place.root.removeprefix("file://")) / "audits" / digest[:12]
+    set_tag(version, "auditor.audit", json.dumps(value))
+    return Path(version.root.removeprefix("file://")) / "audits" / digest[:12]
 
 
 def set_gate(uri: str, **changed) -> None:
-    place = resolve(uri)
-    audit = json.loads(place.tags.get("auditor.auditing.audit", "{}")).get("digest", "")
+    version = resolve(uri)
+    audit = json.loads(version.tags.get("auditor.audit", "{}")).get("digest", "")
     value = {
         "verdict": "pass",
         "time": "2026-11-16T17:05:00+00:00",
@@ -105,7 +107,7 @@ def set_gate(uri: str, **changed) -> None:
         "failed": [],
         "audit_digest": audit,
     }
-    set_tag(place, "auditor.release.gate", json.dumps({**value, **changed}))
+    set_tag(version, "auditor.gate", json.dumps({**value, **changed}))
 
 
 @pytest.fixture(scope="module")
@@ -220,17 +222,17 @@ def test_tampered_reports_audits_and_explainers_are_told_and_never_shown(page, s
     assert "✗ not verified" in audit
     assert "0.999" not in audit
     root = Path(resolve(uri).root.removeprefix("file://"))
-    entry = json.loads(resolve(uri).tags["auditor.explainers.base.edited"])
+    entry = json.loads(resolve(uri).tags["auditor.explainer.edited"])
     tensors = root / entry["location"] / "tensors.safetensors"
     content = tensors.read_bytes()
     tensors.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     explainers = text_of(page.get(f"/auditor/version/explainers?{where}"))
-    assert "✗ not verified tensors.safetensors is not what was attached" in explainers
+    assert f"✗ not verified tensors.safetensors in artifact {Path(entry['location']).name} is not what" in explainers
     tensors.write_bytes(content)
-    set_tag(resolve(uri), "auditor.auditing.audit", "[1]")
+    set_tag(resolve(uri), "auditor.audit", "[1]")
     assert "not what an audit writes" in text_of(page.get(f"/auditor/report?{where}"))
     old = json.dumps({"location": "audits/x", "digest": "0" * 64})
-    set_tag(resolve(uri), "auditor.auditing.audit", old)
+    set_tag(resolve(uri), "auditor.audit", old)
     assert "holds no digest of its report" in text_of(page.get(f"/auditor/report?{where}"))
 
 
@@ -255,10 +257,10 @@ def test_hostile_names_and_tags_are_harmless(page):
     source = resolve("models:/digits/1").model_id
     client.create_model_version(EVIL_NAME, f"models:/{source}", description=EVIL)
     tags = {
-        "auditor.explainers.base.up": {"location": "../../../etc", "kind": EVIL, "digest": "0" * 64, "time": EVIL},
-        "auditor.explainers.base.odd": [EVIL],
-        "auditor.auditing.audit": {"location": EVIL, "digest": "0" * 64, "data": EVIL, "time": EVIL, "explainers": {EVIL: EVIL}},
-        "auditor.release.gate": {"verdict": "fail", "policy": EVIL, "failed": [EVIL, {}, None], "checks": EVIL, "time": 7},
+        "auditor.explainer.up": {"location": "../../../etc", "kind": EVIL, "digest": "0" * 64, "time": EVIL},
+        "auditor.explainer.odd": [EVIL],
+        "auditor.audit": {"location": EVIL, "digest": "0" * 64, "data": EVIL, "time": EVIL, "explainers": {EVIL: EVIL}},
+        "auditor.gate": {"verdict": "fail", "policy": EVIL, "failed": [EVIL, {}, None], "checks": EVIL, "time": 7},
     }
     for key, value in tags.items():
         client.set_model_version_tag(EVIL_NAME, "1", key, json.dumps(value))
@@ -346,25 +348,3 @@ def test_only_mlflows_default_server_can_serve_the_page(monkeypatch):
     monkeypatch.setenv("_MLFLOW_SGI_NAME", "gunicorn")
     with pytest.raises(mlflow.exceptions.MlflowException, match="needs uvicorn"):
         create_app()
-
-
-def test_answers_are_kept_for_a_minute_and_refusals_never():
-    from auditor.plugins.audits_site.verified_files import Memory
-
-    now, asked = [0.0], []
-    memory = Memory(60, clock=lambda: now[0])
-
-    def ask():
-        asked.append(now[0])
-        return len(asked)
-
-    assert [memory.get(("k",), ask), memory.get(("k",), ask)] == [1, 1]
-    now[0] = 61.0
-    assert memory.get(("k",), ask) == 2
-
-    def refuse():
-        raise RuntimeError
-
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            memory.get(("other",), refuse)

@@ -27,7 +27,7 @@ def served(store, trained, concepts, heads):
     uri = log_subject(trained[0], "served", experiment="tests")
     subject = load_subject(uri)
     attach(concepts, uri, "concepts", subject=subject)
-    attach(heads, uri, "heads", subject=subject)
+    attach(heads, uri, "heads", subject=subject, attach_anyway=True)
     mlflow.MlflowClient().set_registered_model_alias("served", "champion", uri.rpartition("/")[2])
     concepts.name = heads.name = ""
     return uri
@@ -44,7 +44,7 @@ def http(served):
         "AUDITOR_MODEL": served,
         "AUDITOR_POLL_S": "3600",
         "AUDITOR_LOG_REQUESTS": "false",
-        "AUDITOR_SAMPLES": "sklearn:digits",
+        "AUDITOR_SAMPLE_IMAGES": "sklearn:digits",
         "AUDITOR_MAX_BODY_MB": "1",
         "AUDITOR_MAX_PIXELS": "1000000",
     }

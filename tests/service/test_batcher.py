@@ -1,36 +1,38 @@
-"""Lanes: batches form while one runs, limits refuse at once, one failure stays one failure."""
+"""Queues: batches form while one runs, limits refuse at once, one failure stays one failure."""
 
 import asyncio
 import threading
 
 import pytest
 
-from auditor.service.batcher import Lane
+from auditor.explainers.answer import Question
 from auditor.service.batch_answer import Job
+from auditor.service.batcher import FIRST_PACE_S, JobQueue
 from auditor.service.problems import Problem
 from auditor.service.types import Options
 
 
-def job(number: int, loaded=None) -> Job:
-    return Job(loaded=loaded, x=number, options=Options(), names=[], target=None, is_strict=False)  # type: ignore[arg-type]
+def job(number: int, version=None) -> Job:
+    return Job(version, Question(number, Options(), [], None, False))  # type: ignore[arg-type]
 
 
 class Gate:
     """Work that waits until it is let go, and remembers its batches."""
 
     def __init__(self) -> None:
-        self.open, self.batches = threading.Event(), []
+        self.open, self.batches, self.work = threading.Event(), [], lambda: None
 
     def __call__(self, jobs):
-        self.batches.append([j.x for j in jobs])
+        self.batches.append([j.question.x for j in jobs])
+        self.work()
         assert self.open.wait(60)
-        return [Problem(422) if j.x == 13 else {"n": j.x} for j in jobs]
+        return [Problem(422) if j.question.x == 13 else {"n": j.question.x} for j in jobs]
 
 
-async def lane_with(gate, **options) -> Lane:
-    lane = Lane("test", gate, **{"max_batch": 4, "limit": 6, **options})
-    lane.start()
-    return lane
+async def queue_with(gate, **options) -> JobQueue:
+    queue = JobQueue("test", gate, **{"max_batch": 4, "limit": 6, **options})
+    queue.start()
+    return queue
 
 
 async def until(condition) -> None:
@@ -44,16 +46,16 @@ async def until(condition) -> None:
 def test_what_comes_while_a_batch_runs_goes_together():
     async def story():
         gate = Gate()
-        lane = await lane_with(gate)
-        first = asyncio.create_task(lane.answer([job(0)], 60))
+        queue = await queue_with(gate)
+        first = asyncio.create_task(queue.answer([job(0)], 60))
         await until(lambda: gate.batches)
-        rest = [asyncio.create_task(lane.answer([job(i)], 60)) for i in range(1, 6)]
-        await until(lambda: len(lane._queue) == 5)
+        rest = [asyncio.create_task(queue.answer([job(i)], 60)) for i in range(1, 6)]
+        await until(lambda: len(queue._queue) == 5)
         gate.open.set()
         answers = await asyncio.gather(first, *rest)
         assert [a[0]["n"] for a in answers] == [0, 1, 2, 3, 4, 5]
         assert gate.batches == [[0], [1, 2, 3, 4], [5]]
-        await lane.stop()
+        await queue.stop()
 
     asyncio.run(story())
 
@@ -61,19 +63,19 @@ def test_what_comes_while_a_batch_runs_goes_together():
 def test_a_full_queue_refuses_at_once_and_says_when_to_return():
     async def story():
         gate = Gate()
-        lane = await lane_with(gate, limit=3)
-        running = asyncio.create_task(lane.answer([job(0)], 60))
+        queue = await queue_with(gate, limit=3)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
         await until(lambda: gate.batches)
-        waiting = asyncio.create_task(lane.answer([job(1), job(2)], 60))
-        await until(lambda: len(lane._queue) == 2)
+        waiting = asyncio.create_task(queue.answer([job(1), job(2)], 60))
+        await until(lambda: len(queue._queue) == 2)
         with pytest.raises(Problem, match="too many requests are waiting") as caught:
-            await lane.answer([job(3), job(4)], 60)  # two do not fit: none is taken
+            await queue.answer([job(3), job(4)], 60)  # two do not fit: none is taken
         assert caught.value.status == 429
         assert caught.value.retry_after_s >= 1
         gate.open.set()
         await asyncio.gather(running, waiting)
         assert gate.batches == [[0], [1, 2]]
-        await lane.stop()
+        await queue.stop()
 
     asyncio.run(story())
 
@@ -82,15 +84,15 @@ def test_one_problem_stays_one_problem():
     async def story():
         gate = Gate()
         gate.open.set()
-        lane = await lane_with(gate)
-        answers = await lane.answer([job(1), job(13), job(2)], 60)
+        queue = await queue_with(gate)
+        answers = await queue.answer([job(1), job(13), job(2)], 60)
         assert [isinstance(a, Problem) for a in answers] == [False, True, False]
-        await lane.stop()
+        await queue.stop()
 
     asyncio.run(story())
 
 
-def test_work_that_breaks_is_told_and_the_lane_lives_on():
+def test_work_that_breaks_is_told_and_the_queue_lives_on():
     async def story():
         calls = []
 
@@ -98,15 +100,15 @@ def test_work_that_breaks_is_told_and_the_lane_lives_on():
             calls.append(len(jobs))
             if len(calls) == 1:
                 raise RuntimeError("secret")
-            return [{"n": j.x} for j in jobs]
+            return [{"n": j.question.x} for j in jobs]
 
-        lane = await lane_with(work)
-        (broken,) = await lane.answer([job(1)], 60)
+        queue = await queue_with(work)
+        (broken,) = await queue.answer([job(1)], 60)
         assert isinstance(broken, Problem)
         assert broken.status == 500
         assert "secret" not in broken.message
-        assert await lane.answer([job(2)], 60) == [{"n": 2}]
-        await lane.stop()
+        assert await queue.answer([job(2)], 60) == [{"n": 2}]
+        await queue.stop()
 
     asyncio.run(story())
 
@@ -114,18 +116,18 @@ def test_work_that_breaks_is_told_and_the_lane_lives_on():
 def test_a_deadline_gives_503_and_the_job_is_dropped():
     async def story():
         gate = Gate()
-        lane = await lane_with(gate)
-        running = asyncio.create_task(lane.answer([job(0)], 60))
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
         await until(lambda: gate.batches)
         with pytest.raises(Problem, match="no answer within") as caught:
-            await lane.answer([job(1)], 0.01)
+            await queue.answer([job(1)], 0.01)
         assert caught.value.status == 503
-        last = asyncio.create_task(lane.answer([job(2)], 60))
-        await until(lambda: len(lane._queue) == 2)
+        last = asyncio.create_task(queue.answer([job(2)], 60))
+        await until(lambda: len(queue._queue) == 2)
         gate.open.set()
         await asyncio.gather(running, last)
         assert gate.batches == [[0], [2]]  # the one that gave up was not worked on
-        await lane.stop()
+        await queue.stop()
 
     asyncio.run(story())
 
@@ -133,14 +135,155 @@ def test_a_deadline_gives_503_and_the_job_is_dropped():
 def test_versions_are_not_mixed_in_a_batch():
     async def story():
         gate, old, new = Gate(), object(), object()
-        lane = await lane_with(gate)
-        running = asyncio.create_task(lane.answer([job(0, old)], 60))
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0, old)], 60))
         await until(lambda: gate.batches)
-        rest = asyncio.create_task(lane.answer([job(1, old), job(2, new), job(3, new)], 60))
-        await until(lambda: len(lane._queue) == 3)
+        rest = asyncio.create_task(queue.answer([job(1, old), job(2, new), job(3, new)], 60))
+        await until(lambda: len(queue._queue) == 3)
         gate.open.set()
         await asyncio.gather(running, rest)
         assert gate.batches == [[0], [1], [2, 3]]
-        await lane.stop()
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_time_in_the_queue_is_from_arrival_to_the_start_of_the_batch():
+    async def story():
+        gate, clock = Gate(), Clock()
+        queue = await queue_with(gate, clock=clock)
+        first, second = job(0), job(1)
+        running = asyncio.create_task(queue.answer([first], 60))
+        await until(lambda: gate.batches)
+        clock.now = 101.5  # the second comes while the first runs
+        waiting = asyncio.create_task(queue.answer([second], 60))
+        await until(lambda: len(queue._queue) == 1)
+        clock.now = 103.75
+        gate.open.set()
+        await asyncio.gather(running, waiting)
+        assert first.timings["queue"] == 0.0
+        assert second.timings["queue"] == 2250.0  # milliseconds
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("took_s", "n"), [(4.0, 1), (4.0, 4), (0.0, 2)])
+def test_the_pace_is_a_moving_mean_of_seconds_per_image(took_s, n):
+    async def story():
+        gate, clock = Gate(), Clock()
+        gate.open.set()
+
+        def work():
+            clock.now += took_s
+
+        gate.work = work
+        queue = await queue_with(gate, clock=clock)
+        pace = FIRST_PACE_S
+        for _ in range(3):
+            await queue.answer([job(i) for i in range(n)], 60)
+            pace = 0.9 * pace + 0.1 * took_s / n
+            assert queue._pace_s == pytest.approx(pace, rel=1e-12)
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("n_waiting", "pace_s", "wanted"), [(10, 0.05, 1), (6, 0.5, 3), (7, 0.5, 4), (500, 1.0, 60), (0, 9.0, 1)]
+)
+def test_a_refused_caller_comes_back_when_the_queue_should_be_empty(n_waiting, pace_s, wanted):
+    async def story():
+        queue = JobQueue("test", Gate(), max_batch=1, limit=n_waiting)
+        queue._queue.extend(object() for _ in range(n_waiting))
+        queue._pace_s = pace_s
+        with pytest.raises(Problem) as caught:
+            await queue.answer([job(0)], 60)
+        assert (caught.value.status, caught.value.retry_after_s) == (429, wanted)
+
+    asyncio.run(story())
+
+
+def test_as_many_as_the_limit_may_wait_and_not_one_more():
+    async def story():
+        gate = Gate()
+        queue = await queue_with(gate, limit=3)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
+        await until(lambda: gate.batches)
+        waiting = asyncio.create_task(queue.answer([job(1), job(2), job(3)], 60))
+        await until(lambda: len(queue._queue) == 3)
+        with pytest.raises(Problem):
+            await queue.answer([job(4)], 60)
+        gate.open.set()
+        assert len(await waiting) == 3
+        await running
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+def test_it_waits_for_a_batch_to_fill_only_when_asked_and_not_when_it_is_full(monkeypatch):
+    async def story():
+        slept = []
+        real = asyncio.sleep
+
+        async def sleep(seconds, *rest):
+            if seconds == 0.125:
+                slept.append(seconds)
+                seconds = 0
+            await real(seconds, *rest)
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        gate = Gate()
+        gate.open.set()
+        for max_wait_s, n_jobs, n_sleeps in ((0.125, 1, 1), (0.125, 4, 0), (0.0, 1, 0)):
+            queue = await queue_with(gate, max_wait_s=max_wait_s)
+            slept.clear()
+            await queue.answer([job(i) for i in range(n_jobs)], 60)
+            assert len(slept) == n_sleeps
+            await queue.stop()
+
+    asyncio.run(story())
+
+
+def test_stopping_answers_those_that_wait_and_those_that_run():
+    async def story():
+        gate = Gate()
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
+        await until(lambda: gate.batches)
+        waiting = asyncio.create_task(queue.answer([job(1)], 60))
+        await until(lambda: len(queue._queue) == 1)
+        await queue.stop()
+        for task in (running, waiting):
+            (problem,) = await task
+            assert (problem.status, problem.retry_after_s) == (503, 1)
+        gate.open.set()
+        assert gate.batches == [[0]]
+
+    asyncio.run(story())
+
+
+def test_the_depth_is_what_waits_now():
+    async def story():
+        gate = Gate()
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
+        await until(lambda: gate.batches)
+        waiting = asyncio.create_task(queue.answer([job(1), job(2)], 60))
+        await until(lambda: queue._depth._value.get() == 2)
+        gate.open.set()
+        await asyncio.gather(running, waiting)
+        assert queue._depth._value.get() == 0
+        await queue.stop()
 
     asyncio.run(story())

@@ -47,7 +47,7 @@ def versions(tmp_path_factory, trained, concepts):
 def spoil(store: str, version: int) -> None:
     """Change one byte of an attached explainer's tensors, as a bad disk or a stranger would."""
     client = registry(store)
-    place = json.loads(client.get_model_version("digits", str(version)).tags["auditor.explainers.base.concepts"])["location"]
+    place = json.loads(client.get_model_version("digits", str(version)).tags["auditor.explainer.concepts"])["location"]
     source = client.get_model_version("digits", str(version)).source
     root = client.get_logged_model(source.removeprefix("models:/")).artifact_location
     found = place if place.startswith("file:") else f"{root}/{place}"

@@ -4,19 +4,16 @@ import base64
 import io
 import json
 import pickle  # noqa: TID251, to be refused
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from PIL import Image
 
-from auditor.subject.preprocessing import from_pil
 from auditor.service import types
-from auditor.service.served_version import _tinted
 from auditor.service.openapi import document
-from auditor.service.routes import TABLE
 from auditor.service.types import ErrorAnswer, ExplainAnswer, ExplainBatchAnswer
+from auditor.subject.preprocessing import from_pil
 
 QUICK = {"heatmaps": "none", "stability": "off"}
 
@@ -329,17 +326,6 @@ def test_health_and_page(http):
     assert http.get("/ui/../service.py").status_code == 404
 
 
-def test_a_gallery_shows_where_only_when_it_is_known():
-    crop = torch.arange(3 * 4 * 5, dtype=torch.uint8).view(3, 4, 5)
-    everywhere = torch.full((4, 5), 255, dtype=torch.uint8)
-    assert torch.equal(_tinted(crop, everywhere), crop)
-    somewhere = everywhere.clone()
-    somewhere[0] = 0
-    found = _tinted(crop, somewhere).int()
-    assert int((found[0, 1:] - found[2, 1:]).min()) > 50, "red where the concept is seen"
-    assert int((found[0, 0] - found[2, 0]).abs().max()) < 50
-
-
 @pytest.mark.parametrize("target", [-1, 1.5, True, 10**30])
 def test_a_wrong_target_is_named_as_callers_know_it(http, pngs, target):
     told = http.post("/explain", json={"image": b64(pngs[0]), "target": target}).json()["error"]
@@ -347,23 +333,6 @@ def test_a_wrong_target_is_named_as_callers_know_it(http, pngs, target):
     assert told["message"].startswith("target: input should be ")
 
 
-def test_the_openapi_document_is_complete_and_its_examples_are_true(http):
-    told = http.get("/openapi.json").json()
-    assert told == http.get("/docs.json").json() == json.loads(json.dumps(document()))
-    for method, path, _ in TABLE:
-        if path not in ("/openapi.json", "/docs.json"):
-            assert method.lower() in told["paths"][path], path
-    text = json.dumps(told)
-    schemas = told["components"]["schemas"]
-    for name in re.findall(r"#/components/schemas/(\w+)", text):
-        assert name in schemas
-    for path, item in told["paths"].items():
-        for operation in item.values():
-            good = operation["responses"]["200"].get("content", {}).get("application/json")
-            if good is None or "$ref" not in json.dumps(good["schema"]):
-                continue
-            schema, example = good["schema"], good["example"]
-            if schema.get("type") == "array":
-                schema, example = schema["items"], example[0]
-            getattr(types, schema["$ref"].rpartition("/")[2]).model_validate(example)
-            assert operation["summary"], path
+def test_the_openapi_document_is_served_under_both_names(http):
+    served = http.get("/openapi.json").json()
+    assert served == http.get("/docs.json").json() == json.loads(json.dumps(document()))

@@ -1,19 +1,16 @@
-"""The front: keys, limits, time-outs and the one shape of errors, with a made-up application behind it."""
+"""The middleware: keys, limits, time-outs and the one shape of errors, with a made-up application behind it."""
 
 import asyncio
 import json
 
 import pytest
 
-from auditor.errors import OptionError
-from auditor.service import keys
-from auditor.service.middleware import Front
-from auditor.service.keys import Keys
-from auditor.service.settings import Settings, from_environment, to_environment
+from auditor.service.middleware import Middleware
+from auditor.service.settings import Settings
 
 
 def visit(app, settings=None, *, headers=(), body=(b"",), path="/explain", pause_s=0.0):
-    """Send one request through the front; return status, headers and JSON body."""
+    """Send one request through the middleware; return status, headers and JSON body."""
     sent = []
     chunks = list(body)
 
@@ -29,8 +26,8 @@ def visit(app, settings=None, *, headers=(), body=(b"",), path="/explain", pause
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
-    front = Front(app, settings or Settings(log_requests=False))
-    asyncio.run(front(scope, receive, send))
+    middleware = Middleware(app, settings or Settings(log_requests=False))
+    asyncio.run(middleware(scope, receive, send))
     head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     text = b"".join(m.get("body", b"") for m in sent[1:])
     return sent[0]["status"], head, json.loads(text) if text else None
@@ -102,31 +99,3 @@ def test_keys_open_and_others_do_not(keyed):
     for path in ("/livez", "/readyz", "/ui/app.js"):
         assert visit(reads_all, settings, path=path)[0] == 200
     assert visit(reads_all, settings, path="/metrics")[0] == 401
-
-
-def test_keys_are_read_again_when_the_file_changes(keyed, monkeypatch):
-    monkeypatch.setattr(keys, "LOOK_EVERY_S", 0.0)
-    found = Keys(keyed)
-    assert found.opens("first-key")
-    keyed.write_text("third-key-is-longer\n")
-    assert found.opens("third-key-is-longer")
-    assert not found.opens("first-key")
-    keyed.rename(keyed.with_name("gone"))
-    assert found.opens("third-key-is-longer")  # the last keys stay in force
-    keyed.write_text("# none\n")
-    assert not found.opens("third-key-is-longer")  # no key lets nobody in
-
-
-def test_a_file_without_keys_is_refused(tmp_path):
-    (tmp_path / "empty").write_text("\n# nothing\n")
-    with pytest.raises(OptionError, match="holds no key"):
-        Keys(tmp_path / "empty")
-    with pytest.raises(OptionError, match="cannot be read"):
-        Keys(tmp_path / "nosuch")
-
-
-def test_settings_travel_through_the_environment(tmp_path):
-    settings = Settings(model="models:/m@a", max_batch=3, api_keys=tmp_path / "k", log_requests=False, poll_s=0.5)
-    assert from_environment(to_environment(settings)) == settings
-    with pytest.raises(OptionError, match=r"AUDITOR_QUEUE: .*got '0'"):
-        from_environment({"AUDITOR_QUEUE": "0"})

@@ -26,14 +26,14 @@ def store(tmp_path_factory, trained, concepts):
         address = ls.use_store(folder / "store")
         uri = log_subject(trained[0], "digits", experiment="bench")
         attach(concepts, uri, "concepts", subject=trained[0])
-        attach(heads, uri, "heads", subject=trained[0])
+        attach(heads, uri, "heads", subject=trained[0], attach_anyway=True)
     return folder, address
 
 
 @pytest.fixture(scope="module")
 def live(store):
     folder, address = store
-    with ls.serve("models:/digits/1", address, folder / "serve", samples="sklearn:digits") as server:
+    with ls.serve("models:/digits/1", address, folder / "serve", sample_images="sklearn:digits") as server:
         yield server
 
 
@@ -264,7 +264,9 @@ def test_a_key_is_asked_for_when_the_server_wants_one(browser, store):
     folder, address = store
     keys: Path = folder / "keys.txt"
     keys.write_text(f"# for the page\n{KEY}\n")
-    with ls.serve("models:/digits/1", address, folder / "keyed", samples="sklearn:digits", api_keys=keys) as server:
+    with ls.serve(
+        "models:/digits/1", address, folder / "keyed", sample_images="sklearn:digits", api_keys=keys
+    ) as server:
         browser.look(1400, 1000)
         browser.open(f"{server.address}/ui")
         browser.wait("!document.querySelector('#key-form').hidden")

@@ -4,7 +4,6 @@ import json
 import os
 import pickle  # noqa: TID251, to be refused
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import mlflow
 import pytest
 
 from auditor.plugins import attach, load_subject, log_subject
+from tests.free_port import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +35,7 @@ def server(registry, trained, concepts, tmp_path):
         attach(concepts, uri, "concepts", subject=load_subject(uri))
     concepts.name = ""
     mlflow.MlflowClient().set_registered_model_alias("live", "champion", "1")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     code = "from auditor.cli import main; main()"
     command = [sys.executable, "-c", code, "serve", "models:/live@champion", "--port", str(port), "--poll-s", "0.5"]
     environment = {**os.environ, "MLFLOW_TRACKING_URI": registry, "MLFLOW_REGISTRY_URI": registry}

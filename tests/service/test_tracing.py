@@ -47,14 +47,14 @@ def test_stages_are_drawn_end_to_end_under_the_request(monkeypatch):
 
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
-    monkeypatch.setattr(tracing, "_provider", lambda: provider)
+    monkeypatch.setattr(tracing, "tracer_provider", lambda: provider)
     timings = {"read": 1.0, "queue": 2.5, "forward": 4.0, "concepts": 0.5, "total": 8.0}
     tracing.draw_stages(10**9, timings)
     assert tracing.trace_id() is None
     assert kept.get_finished_spans() == (), "no request is traced, nothing is drawn"
     with provider.get_tracer("test").start_as_current_span("request") as parent:
         tracing.draw_stages(10**9, timings)
-        tracing.tell_span(request_id="abc")
+        tracing.describe_span(request_id="abc")
         assert tracing.trace_id() == f"{parent.get_span_context().trace_id:032x}"
     *stages, request = kept.get_finished_spans()
     assert request.attributes["auditor.request_id"] == "abc"

@@ -2,7 +2,7 @@
 
 An image is explained by projecting its blocks on the fitted bases: f says how much of each concept it holds. The
 factor of the explained layer turns f into a reconstruction of that layer, and contributions to the logit follow as in
-kind ``nmf`` (complete by construction). The maths is in ``kernels/coupled.py``.
+kind ``nmf`` (complete by construction). The maths is in ``kernels/factorization/coupled.py``.
 """
 
 from __future__ import annotations
@@ -10,24 +10,45 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+from PIL.Image import Image
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from auditor.explainers.coupled.blocks import Block, WholeLayout, layer_rows, pixel_rows, pooled_grid, scale_of, unpooled
-from auditor.explainers.contributions import contributions
+from auditor.attribution.heatmap import overlay
 from auditor.data.source import Batch, Data
 from auditor.errors import NumericsError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.base import Explainer, ExplainerConfig, Reads
+from auditor.explainers.contributions import contributions
+from auditor.explainers.coupled.blocks import (
+    Block,
+    WholeLayout,
+    layer_rows,
+    pixel_rows,
+    pooled_grid,
+    scale_of,
+    unpooled,
+)
+from auditor.explainers.coupled.latent_space import (
+    Neighbours,
+    Tcav,
+    class_scores_of,
+    distinctness,
+    mask_of,
+    neighbours,
+    purity,
+)
 from auditor.explainers.explanation import Concept, Explanation, class_scores
-from auditor.explainers.gallery import CROP, Gallery
+from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.gallery import CROP, Gallery, Shot
 from auditor.kernels.factorization.coupled import Coupling, Penalties, couple, project_coupled
 from auditor.kernels.networks.linear_cka import linear_cka
-from auditor.explainers.coupled.latent_space import Neighbours, class_scores_of, distinctness, neighbours, purity
+from auditor.network.above_layer import prepare_above_layer
+from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
-from auditor.tcav import Tcav
 
 log = logging.getLogger(__name__)
 THUMB = 24  # pixels of a fitted example's thumbnail, for the neighbour view
@@ -75,11 +96,14 @@ class CoupledExplainer(Explainer):
 
     kind: ClassVar[str] = "coupled"
     Config: ClassVar[type[ExplainerConfig]] = CoupledConfig
+    headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error")
+    remedy: ClassVar[str] = "more concepts (--set rank=30), a finer grid (--set pool=7), or another layer"
 
     blocks_: list[Block]
     P_: list[Tensor]  # (rows, concepts) per block, for blocks divided by their scale
     F_: Tensor  # (concepts, examples)
-    labels_: Tensor  # (examples,) -1 where unknown
+    labels_: Tensor  # (examples,) classes of the model, or numbers of label_names_; -1 where unknown
+    label_names_: tuple[str, ...] | None  # the data's own labels where these are no classes of the model
     ids_: list[str]
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted
     class_score_: Tensor  # (concepts, classes) latent score summed per class
@@ -99,9 +123,12 @@ class CoupledExplainer(Explainer):
         if layer not in names:
             names.append(layer)
         self.blocks_ = _blocks(subject, names, cfg)
-        X, held_X, kept, held = self._gather(subject, data, progress)
-        X, self.labels_, self.ids_ = self._sorted(X, kept)
-        thumbs = kept.images if cfg.variant != "tv" else kept.images[kept.labels.argsort(stable=True)]
+        X, held_X, fitted, held, images = self._gather(subject, data, progress)
+        self.label_names_ = _foreign_labels(subject, data, fitted)
+        shown = fitted.labels if self.label_names_ is None else fitted.source_labels
+        order = shown.argsort(stable=True) if cfg.variant == "tv" else torch.arange(len(fitted))
+        X = [x[:, order].contiguous() for x in X] if cfg.variant == "tv" else X  # neighbours belong together there
+        self.labels_, self.ids_, thumbs = shown[order], [fitted.ids[i] for i in order.tolist()], fitted.images[order]
         self.blocks_ = [
             Block(b.name, b.layer, b.channels, b.grid, float(x.min()) < 0, scale_of(x, cfg.weights))
             for b, x in zip(self.blocks_, X, strict=True)
@@ -118,28 +145,67 @@ class CoupledExplainer(Explainer):
         }
         for b, p in zip(self.blocks_, best.P, strict=True):
             if b.layer is not None:
-                seen = distinctness(p)
-                self.metrics[f"top_eigenvalues/{b.name}"] = seen.top_mean
-                self.metrics[f"off_diagonal/{b.name}"] = seen.off_diagonal
+                measured = distinctness(p)
+                self.metrics[f"top_eigenvalues/{b.name}"] = measured.top_mean
+                self.metrics[f"off_diagonal/{b.name}"] = measured.off_diagonal
         if cfg.lambda_table and cfg.variant == "base":
             self._lambda_table(X, progress)
-        self.class_score_ = class_scores_of(best.F, self.labels_, subject.n_classes)
-        gallery = Gallery(cfg.rank, cfg.top_images, (1, 1))
+        n_labels = subject.n_classes if self.label_names_ is None else len(self.label_names_)
+        self.class_score_ = class_scores_of(best.F, self.labels_, n_labels)
+        gallery = Gallery(cfg.rank, cfg.top_images, (1, 1), self.label_names_)
         gallery.offer(Batch(thumbs, self.labels_, self.ids_), best.F.T.unsqueeze(-1))
         self.gallery_ = gallery
         small = torch.nn.functional.adaptive_avg_pool2d(thumbs, THUMB)
         self.thumbs_ = (small * 255).round().clamp(0, 255).to(torch.uint8)
-        self._measure(subject, self._scaled(held_X) if len(held) else X, held if len(held) else kept, progress)
-        self._fitted_to(subject, data, layer)
+        self._measure(subject, self._scaled(held_X) if len(held) else X, held if len(held) else fitted, progress)
+        self.record_fit(subject, data, layer, images)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the shared concepts; contributions add up to the target's logit."""
-        return self._explain_by_passes(subject, images, target)
+        return self.explain_by_passes(subject, images, target)
+
+    @property
+    def n_concepts(self) -> int:
+        """Number of shared concepts."""
+        return int(self.F_.shape[0])
+
+    @property
+    def gallery(self) -> Gallery:
+        """The top images of each concept."""
+        return self.gallery_
+
+    @property
+    def contributions_by_class(self) -> Tensor:
+        """Mean contribution (concepts, classes) when the class is predicted."""
+        return self.by_class_
+
+    def reads(self) -> Reads:
+        """Return the layers of all blocks."""
+        return Reads(tuple(b.layer for b in self.blocks_ if b.layer is not None))
+
+    def prepare(self, subject: Subject) -> None:
+        """Trace the network above the explained layer."""
+        assert self.layer_ is not None
+        prepare_above_layer(subject, self.layer_)
+
+    def picture(self, index: int, shot: Shot, side: int = 96) -> Image:
+        """Return one picture of the gallery with the mask of the concept's latent image."""
+        latent = self.latent_image(index)
+        mask = mask_of(latent.mean(0)).float() if latent.numel() else torch.zeros(1, 1)
+        return overlay(shot.crop.float() / 255, mask, side=side, top=1.6)
+
+    def write_page(
+        self, subject: Subject, path: str | Path, explanation: Explanation | None = None, image: Tensor | None = None
+    ) -> Path:
+        """Write the page of the concepts and the latent space."""
+        from auditor.explainers.coupled.page import CoupledPage
+
+        return CoupledPage(self, subject).write(path)
 
     def latent(self, subject: Subject, images: Any, blocks: list[str] | None = None) -> Tensor:
         """Return f (concepts, images) of new images, from all blocks or from those named only."""
-        self._check(subject)
+        self.check_subject(subject)
         with torch.no_grad():
             x = subject.pixels(images)
             logits, taken = subject.run(x, self.layers())
@@ -149,7 +215,7 @@ class CoupledExplainer(Explainer):
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
         """Return the logits of the explained layer as the concepts reconstruct it."""
         assert self.layer_ is not None
-        found = []
+        logits_hat = []
         with torch.no_grad():
             for x in torch.split(subject.pixels(images), self.config.batch_size):
                 logits, taken = subject.run(x, self.layers())
@@ -157,8 +223,8 @@ class CoupledExplainer(Explainer):
                 f = self._project(self._rows(subject, x, logits, taken))
                 layout, W = self._explained_basis(subject)
                 z_hat = layout.from_positions(W.to(z) @ f.T.unsqueeze(-1).to(z), z)
-                found.append(subject.forward_from(self.layer_, z_hat))
-        return torch.cat(found)
+                logits_hat.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(logits_hat)
 
     def neighbours(self, f: Tensor, n: int = 30) -> Neighbours:
         """Return the fitted examples nearest to one latent vector, with their concept distribution."""
@@ -173,10 +239,10 @@ class CoupledExplainer(Explainer):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the bases, the latent, the labels, what was measured by class, and the gallery's crops."""
-        own = {"latent": self.F_, "labels": self.labels_, "by_class": self.by_class_}
-        own |= {"class_score": self.class_score_, "tcav": self.tcav_, "thumbs": self.thumbs_}
-        own |= {f"basis.{i}": p for i, p in enumerate(self.P_)}
-        return {**own, **self.gallery_.tensors()}
+        tensors = {"latent": self.F_, "labels": self.labels_, "by_class": self.by_class_}
+        tensors |= {"class_score": self.class_score_, "tcav": self.tcav_, "thumbs": self.thumbs_}
+        tensors |= {f"basis.{i}": p for i, p in enumerate(self.P_)}
+        return {**tensors, **self.gallery_.tensors()}
 
     def state(self) -> dict[str, Any]:
         """Return the blocks, the examples' names and the gallery's captions."""
@@ -184,6 +250,7 @@ class CoupledExplainer(Explainer):
             "blocks": [b.to_json() for b in self.blocks_],
             "ids": self.ids_,
             "gallery": self.gallery_.captions(),
+            **({} if self.label_names_ is None else {"label_names": list(self.label_names_)}),
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
@@ -191,6 +258,7 @@ class CoupledExplainer(Explainer):
         self.blocks_ = [Block.from_json(row) for row in state["blocks"]]
         self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
         self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])
+        self.label_names_ = tuple(map(str, state["label_names"])) if "label_names" in state else None
         self.by_class_, self.class_score_, self.tcav_ = tensors["by_class"], tensors["class_score"], tensors["tcav"]
         self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
 
@@ -199,10 +267,6 @@ class CoupledExplainer(Explainer):
     def _lambda(self) -> float:
         """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
         return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
-
-    def layers(self) -> list[str]:
-        """Return the layers of all blocks."""
-        return [b.layer for b in self.blocks_ if b.layer is not None]
 
     def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
@@ -220,10 +284,10 @@ class CoupledExplainer(Explainer):
         return [x / b.scale for x, b in zip(X, self.blocks_, strict=True)]
 
     def _project(self, rows: list[Tensor], names: list[str] | None = None) -> Tensor:
-        known = [b.name for b in self.blocks_]
+        blocks = [b.name for b in self.blocks_]
         for name in names or []:
-            if name not in known:
-                raise OptionError(f"coupled: there is no block {name!r}; the blocks are {', '.join(known)}.")
+            if name not in blocks:
+                raise OptionError(f"coupled: there is no block {name!r}; the blocks are {', '.join(blocks)}.")
         there = [
             x if names is None or b.name in names else None
             for x, b in zip(self._scaled(rows), self.blocks_, strict=True)
@@ -235,47 +299,48 @@ class CoupledExplainer(Explainer):
 
     def _gather(
         self, subject: Subject, data: Data, progress: Progress
-    ) -> tuple[list[Tensor], list[Tensor], Batch, Batch]:
-        """Return blocks and small images of the fitted and of the held-out examples."""
+    ) -> tuple[list[Tensor], list[Tensor], Batch, Batch, FittedImages]:
+        """Return blocks and small images of the fitted and of the held-out examples, and which they are."""
         cfg: CoupledConfig = self.config
         total = len(data)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))
         wanted = torch.zeros(total, dtype=torch.bool)
         wanted[order[: cfg.max_images + cfg.max_images // cfg.held_out_every]] = True
+        images = FittedImages.each(int(wanted.sum()), cfg.held_out_every).among(wanted)
         parts: dict[bool, list[list[Tensor]]] = {True: [], False: []}
-        seen: dict[bool, list[Batch]] = {True: [], False: []}
-        start = n_taken = 0
+        examples: dict[bool, list[Batch]] = {True: [], False: []}
+        start = 0
         with torch.no_grad():
             for whole in data.batches(subject, cfg.batch_size):
-                keep = wanted[start : start + len(whole)]
-                start += len(whole)
+                here = slice(start, start + len(whole))
+                keep, start = wanted[here], here.stop
                 progress("reading activations", start, total)
                 if not bool(keep.any()):
                     continue
                 batch = whole.take(keep)
                 logits, taken = subject.run(batch.images, self.layers())
                 rows = self._rows(subject, batch.images, logits, taken)
-                hold = torch.arange(n_taken, n_taken + len(batch)) % cfg.held_out_every == cfg.held_out_every - 1
-                n_taken += len(batch)
+                hold = images.report[here][keep]
                 for held in (True, False):
                     mask = hold if held else ~hold
                     if bool(mask.any()):
                         parts[held].append([r[:, mask] for r in rows])
                         part = batch.take(mask)
                         small = part.images if held else torch.nn.functional.adaptive_avg_pool2d(part.images, CROP)
-                        seen[held].append(Batch(small, part.labels, part.ids))
+                        examples[held].append(Batch(small, part.labels, part.ids, part.source_labels))
         blocks = {h: [torch.cat(column, dim=1) for column in zip(*parts[h], strict=True)] for h in (True, False)}
         for b, x in zip(self.blocks_, blocks[False], strict=True):
             if not bool(torch.isfinite(x).all()):
-                raise NumericsError(f"coupled: block {b.name!r} has NaN or infinite values; mend the model first.")
-        return blocks[False], blocks[True], _join(seen[False], subject), _join(seen[True], subject)
+                raise NumericsError(f"coupled: block {b.name!r} has NaN or infinite values; correct the model first.")
+        both = _join(examples[False], subject), _join(examples[True], subject)
+        return blocks[False], blocks[True], *both, images.first(start)
 
-    def _sorted(self, X: list[Tensor], kept: Batch) -> tuple[list[Tensor], Tensor, list[str]]:
-        """Return blocks, labels and names; for total variation sorted by label, so that neighbours belong together."""
-        if self.config.variant != "tv":
-            return X, kept.labels, kept.ids
-        order = kept.labels.argsort(stable=True)
-        return [x[:, order].contiguous() for x in X], kept.labels[order], [kept.ids[i] for i in order.tolist()]
+    def _label_of(self, example: int) -> dict[str, Any]:
+        """Return what an answer says of the label of a fitted example: its class, or the data's own name of it."""
+        label = int(self.labels_[example])
+        if self.label_names_ is None:
+            return {"label": label}
+        return {"label": -1, "label_name": self.label_names_[label] if label >= 0 else ""}
 
     def _couple(self, X: list[Tensor], latent: float, progress: Progress, F0: Tensor | None = None) -> Coupling:
         cfg: CoupledConfig = self.config
@@ -343,13 +408,13 @@ class CoupledExplainer(Explainer):
         f = self._project(self._rows(subject, images, logits, activations))
         layout, W = self._explained_basis(subject)
         W = W.to(z)
-        chosen = self._targets(subject, logits, targets)
+        chosen = self.targets_for(subject, logits, targets)
         c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), chosen)
-        predictions, wanted = class_scores(logits, subject.class_names, chosen)
+        predictions, wanted = class_scores(logits, subject, chosen)
         positions = subject.layout(self.layer_).to_positions(z)  # (batch, channels, positions)
         agree = torch.einsum("ncp,cpk->nkp", positions, W.reshape(*positions.shape[1:], -1)).clamp_min(0)
         heat = agree * f.T.unsqueeze(-1).to(z)  # where the image's activation agrees with the concept's factor
-        found = []
+        explanations = []
         for i in range(len(chosen)):
             near = neighbours(f[:, i], self.F_)
             concepts = tuple(
@@ -362,7 +427,7 @@ class CoupledExplainer(Explainer):
                 )
                 for k in range(f.shape[0])
             )
-            found.append(
+            explanations.append(
                 Explanation(
                     kind=self.kind,
                     name=self.name,
@@ -375,14 +440,14 @@ class CoupledExplainer(Explainer):
                     extra={
                         "integration_error": float(c.error[i]),
                         "neighbours": [
-                            {"id": self.ids_[j], "label": int(self.labels_[j]), "similarity": s}
+                            {"id": self.ids_[j], **self._label_of(j), "similarity": s}
                             for j, s in zip(near.index, near.similarity, strict=True)
                         ],
                         "neighbour_concepts": near.concepts,
                     },
                 )
             )
-        return found
+        return explanations
 
     def _measure(self, subject: Subject, X: list[Tensor], batch: Batch, progress: Progress) -> None:
         """Measure on held-out images: errors per block, agreement, contributions by class, TCAV."""
@@ -392,7 +457,7 @@ class CoupledExplainer(Explainer):
         layout, W = self._explained_basis(subject)
         tcav = Tcav(W, subject.n_classes)
         by_class = torch.zeros(cfg.rank, subject.n_classes, dtype=torch.float64)
-        seen = torch.zeros(subject.n_classes, dtype=torch.float64)
+        counts = torch.zeros(subject.n_classes, dtype=torch.float64)
         agree = logit_error = 0.0
         images = batch.images
         if tuple(images.shape[1:]) != subject.input_shape:  # too few images to hold any out: small copies serve
@@ -405,14 +470,14 @@ class CoupledExplainer(Explainer):
             targets = logits.argmax(1)
             S = f[:, part].T.unsqueeze(-1).to(z)
             c = contributions(subject, self.layer_, layout, z, logits, W.to(z), S, targets.tolist())
-            labels = batch.labels[part]
+            labels = batch.labels[part] if self.label_names_ is None else torch.full_like(targets.cpu(), -1)
             tcav.add(subject, self.layer_, z, torch.where(labels >= 0, labels, targets.cpu()))
             agree += float((c.logits_hat.argmax(1) == targets).sum())
             logit_error += float((c.logits_hat - logits).abs().mean(1).double().sum())
             by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
-            seen += torch.bincount(targets.cpu(), minlength=subject.n_classes)
+            counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
             progress("measuring", min(lo + cfg.batch_size, len(batch)), len(batch))
-        self.by_class_ = (by_class / seen.clamp_min(1)).float()
+        self.by_class_ = (by_class / counts.clamp_min(1)).float()
         self.tcav_ = tcav.scores()
         for b, x, p in zip(self.blocks_, X, self.P_, strict=True):
             norm = float(x.norm())
@@ -430,21 +495,32 @@ def _is_pixels(b: Block) -> bool:
 
 
 def _blocks(subject: Subject, layers: list[str], cfg: CoupledConfig) -> list[Block]:
-    found = []
+    blocks = []
     if cfg.pixels:
         channels, *size = subject.input_shape
         grid = pooled_grid((size[0], size[1]), cfg.pixel_side)
-        found += [Block(f"pixels {i}", None, 1, grid) for i in range(channels)]
+        blocks += [Block(f"pixels {i}", None, 1, grid) for i in range(channels)]
     for name in layers:
         layout = subject.layout(name)
-        found.append(Block(name, name, layout.channels, pooled_grid(layout.grid, cfg.pool)))
+        blocks.append(Block(name, name, layout.channels, pooled_grid(layout.grid, cfg.pool)))
     if cfg.logits:
-        found.append(Block("logits", None, subject.n_classes, (1, 1)))
-    return found
+        blocks.append(Block("logits", None, subject.n_classes, (1, 1)))
+    return blocks
 
 
 def _join(batches: list[Batch], subject: Subject) -> Batch:
     if not batches:
         return Batch(torch.zeros(0, *subject.input_shape), torch.zeros(0, dtype=torch.int64), [])
     ids = [name for b in batches for name in b.ids]
-    return Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]), ids)
+    images, labels, source_labels = (
+        torch.cat([getattr(b, part) for b in batches]) for part in ("images", "labels", "source_labels")
+    )
+    return Batch(images, labels, ids, source_labels)
+
+
+def _foreign_labels(subject: Subject, data: Data, fitted: Batch) -> tuple[str, ...] | None:
+    """Return the names of the data's labels where these are no classes of the model; numbers where they have none."""
+    top = int(fitted.source_labels.max()) if len(fitted) else -1
+    if data.class_names is None and top >= max(subject.n_classes, 2):
+        return tuple(str(i) for i in range(top + 1))
+    return data.foreign_labels(subject)

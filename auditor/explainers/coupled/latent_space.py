@@ -1,4 +1,4 @@
-"""Read-outs of a shared latent F (concepts, examples): neighbours, classes, how distinct the factors are."""
+"""Read-outs of a shared latent F (concepts, examples): neighbours, classes, TCAV, how distinct the factors are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from auditor.subject.subject import Subject
 
 
 def unit(M: Tensor, dim: int) -> Tensor:
@@ -22,18 +24,18 @@ def top_examples(F: Tensor, n: int = 20) -> Tensor:
 
 def class_scores_of(F: Tensor, labels: Tensor, n_classes: int) -> Tensor:
     """Return (concepts, classes): each concept's score summed over the examples of a class; unknown labels left out."""
-    known = labels >= 0
+    labelled = labels >= 0
     out = torch.zeros(F.shape[0], n_classes, dtype=F.dtype)
-    return out.index_add_(1, labels[known], F[:, known])
+    return out.index_add_(1, labels[labelled], F[:, labelled])
 
 
 def purity(F: Tensor, labels: Tensor, n: int = 20) -> float:
     """Return the mean share of the most frequent label in the concepts' top lists; NaN without labels."""
     shares = []
     for top in top_examples(F, n):
-        known = labels[top][labels[top] >= 0]
-        if known.numel():
-            shares.append(int(known.bincount().max()) / known.numel())
+        of_labelled = labels[top][labels[top] >= 0]
+        if of_labelled.numel():
+            shares.append(int(of_labelled.bincount().max()) / of_labelled.numel())
     return sum(shares) / len(shares) if shares else math.nan
 
 
@@ -41,7 +43,7 @@ def purity(F: Tensor, labels: Tensor, n: int = 20) -> float:
 class Distinctness:
     """Cosine matrix of a layer's factors, its eigenvalues, the mean of the larger half and the off-diagonal RMS.
 
-    The trace is the number of concepts, so the mean of all eigenvalues is always one: only the top half tells.
+    The trace is the number of concepts, so the mean of all eigenvalues is always one: only the top half is informative.
     """
 
     cosines: Tensor  # (concepts, concepts)
@@ -75,12 +77,43 @@ def neighbours(f: Tensor, F: Tensor, n: int = 30, skip: int | None = None) -> Ne
     cosine = unit(F.double(), 0).T @ unit(f.double(), 0)
     if skip is not None:
         cosine[skip] = -math.inf
-    found = cosine.argsort(descending=True, stable=True)[: min(n, F.shape[1] - (skip is not None))]
-    strongest = F[:, found].argmax(0).bincount(minlength=F.shape[0]).double()
-    share = strongest / max(1, found.numel())
-    return Neighbours(found.tolist(), [float(c) for c in cosine[found]], share.tolist())
+    nearest = cosine.argsort(descending=True, stable=True)[: min(n, F.shape[1] - (skip is not None))]
+    strongest = F[:, nearest].argmax(0).bincount(minlength=F.shape[0]).double()
+    share = strongest / max(1, nearest.numel())
+    return Neighbours(nearest.tolist(), [float(c) for c in cosine[nearest]], share.tolist())
 
 
 def mask_of(latent: Tensor) -> Tensor:
     """Return where a latent image lies above its median."""
     return latent > latent.median()
+
+
+class Tcav:
+    """TCAV scores: for which share of a class's images would more of a concept raise the class's logit [TCAV].
+
+    The direction of a concept is its factor in the layer; no classifier has to be trained to find it. Positive
+    directional derivatives are counted while batches stream by.
+    """
+
+    def __init__(self, directions: Tensor, n_classes: int) -> None:
+        self.directions = directions  # (neurons of the layer, concepts), in the layer's own order
+        self.positive = torch.zeros(directions.shape[1], n_classes, dtype=torch.float64)
+        self.n = torch.zeros(n_classes, dtype=torch.float64)
+
+    def add(self, subject: Subject, layer: str, z: Tensor, classes: Tensor) -> None:
+        """Look at activations z of images of the given classes; -1 is left out."""
+        labelled = classes >= 0
+        z, classes = z[labelled].detach(), classes[labelled]
+        if classes.numel() == 0:
+            return
+        with torch.enable_grad():
+            point = z.clone().requires_grad_(True)
+            logits = subject.forward_from(layer, point)
+            (g,) = torch.autograd.grad(logits.gather(1, classes.to(z.device)[:, None]).sum(), point)
+        slope = g.flatten(1).double().cpu() @ self.directions.double().cpu()
+        self.positive.index_add_(1, classes, (slope > 0).double().T)
+        self.n += classes.bincount(minlength=self.n.numel())
+
+    def scores(self) -> Tensor:
+        """Return (concepts, classes): shares in [0, 1], NaN for a class without images."""
+        return (self.positive / self.n).float()

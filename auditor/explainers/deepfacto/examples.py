@@ -9,9 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from auditor.data.source import Batch, Data
-from auditor.explainers.deepfacto.factor_admm import Settings, Task
 from auditor.errors import DataError, LayerError, NumericsError, OptionError
-from auditor.explainers.base import ExplainerConfig, Progress
+from auditor.explainers.base import ExplainerConfig
+from auditor.explainers.deepfacto.factor_admm import Settings, Task, validated
+from auditor.explainers.fitted_images import FittedImages
+from auditor.progress import Progress
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -56,13 +58,17 @@ class DeepFactoConfig(ExplainerConfig):
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Images, labels (the model's predictions where unknown), the model's logits, and which are held out."""
+    """Images, labels (the model's predictions where unknown), the model's logits, and which are held out.
+
+    ``fitted`` says which rows of the data they are.
+    """
 
     batch: Batch
     labels: Tensor
     logits: Tensor
     held: Tensor
     labelled: bool
+    fitted: FittedImages
 
     def task(self, fidelity: float) -> Task:
         """Return the part that the training sees."""
@@ -72,9 +78,9 @@ class Examples:
 
 def factorizable_layer(subject: Subject, name: str | None) -> str:
     """Return the layer to factorize; default: the suggested one, or the last non-negative one if that is signed."""
-    found = subject.layer(name)
-    if found.nonnegative:
-        return found.name
+    layer = subject.layer(name)
+    if layer.nonnegative:
+        return layer.name
     others = [item for item in subject.layers() if item.explainable and item.nonnegative and item.shape[0] > 1]
     features = [item for item in others if item.layout is not None and item.layout.channels != subject.n_classes]
     features = [item for item in features if item.is_spatial] or features
@@ -82,7 +88,7 @@ def factorizable_layer(subject: Subject, name: str | None) -> str:
         return features[-1].name
     hint = f"take one after a ReLU, such as {features[-1].name!r}" if features else "this model has none after a ReLU"
     raise LayerError(
-        f"deepfacto: layer {found.name!r} gives negative values, and a non-negative factorization cannot show them; "
+        f"deepfacto: layer {layer.name!r} gives negative values, and a non-negative factorization cannot show them; "
         f"{hint} (kind nmf explains signed layers too)."
     )
 
@@ -115,7 +121,9 @@ def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress:
     batch = Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]), ids)
     y = torch.cat(logits)
     if not bool(torch.isfinite(y).all()):
-        raise NumericsError("deepfacto: the model gives NaN or infinite logits on these images; mend the model first.")
+        raise NumericsError(
+            "deepfacto: the model gives NaN or infinite logits on these images; correct the model first."
+        )
     labelled = bool((batch.labels >= 0).any())
     labels = batch.labels if labelled else y.argmax(1)
     classes = sorted(set(labels[labels >= 0].tolist()))
@@ -123,24 +131,28 @@ def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress:
         what = "is labelled" if labelled else "is predicted"
         raise DataError(
             f"deepfacto: every image {what} {subject.class_names[classes[0]]!r}, and a head needs at least two classes "
-            "to tell apart; give data with others."
+            "to separate; give data with others."
         )
     if classes[-1] >= subject.n_classes:
         raise DataError(
             f"deepfacto: label {classes[-1]} is beyond the model's {subject.n_classes} classes; give its own data."
         )
-    held = torch.arange(len(ids)) % cfg.held_out_every == cfg.held_out_every - 1
+    parts = FittedImages.each(len(ids), cfg.held_out_every)
+    held = parts.report
     if not bool(held.any()) or len(set(labels[~held & (labels >= 0)].tolist())) < 2:
         raise DataError(
             f"deepfacto: {len(ids)} images are too few to train on some and measure on others; give more images."
         )
-    return Examples(batch, labels, y, held, labelled)
+    choose = torch.zeros_like(held)
+    choose[parts.learn] = validated(int(parts.learn.sum()))  # the best pass is chosen on some of the learned images
+    fitted = FittedImages(parts.learn, choose, held).among(wanted[:start])
+    return Examples(batch, labels, y, held, labelled, fitted)
 
 
 def check_activations(Z: Tensor, layer: str) -> None:
     """Refuse activations that are not finite, or negative."""
     if not bool(torch.isfinite(Z).all()):
-        raise NumericsError(f"deepfacto: layer {layer!r} gives NaN or infinite values; mend the model first.")
+        raise NumericsError(f"deepfacto: layer {layer!r} gives NaN or infinite values; correct the model first.")
     if float(Z.min()) < 0:
         raise LayerError(
             f"deepfacto: layer {layer!r} gives negative values on these images (down to {float(Z.min()):.3g}), and a "

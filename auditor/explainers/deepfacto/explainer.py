@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
@@ -19,17 +19,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nf
 
-from auditor.metrics.attribute_probe import (
-    Attributes,
-    labels_as_attributes,
-    majority_accuracy,
-    pooled_features,
-    principal_scores,
-    probe_accuracy,
-    read_attributes,
-)
-from auditor.network.below_layer import Cut
 from auditor.data.source import Data
+from auditor.errors import OptionError
+from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
 from auditor.explainers.deepfacto.examples import (
     DeepFactoConfig,
     Examples,
@@ -49,15 +41,26 @@ from auditor.explainers.deepfacto.factor_admm import (
     fit_head,
     train,
 )
-from auditor.errors import OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
-from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.deepfacto.factorized_network import FactorizedNetwork, ScoreLayer
+from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.gallery import Gallery
 from auditor.kernels.factorization.deepfacto import LinearHead, projected
 from auditor.kernels.factorization.nmf import factorize
-from auditor.subject.layers import Layout
+from auditor.metrics.attribute_probe import (
+    Attributes,
+    labels_as_attributes,
+    majority_accuracy,
+    pooled_features,
+    principal_scores,
+    probe_accuracy,
+    read_attributes,
+)
 from auditor.metrics.concept_matching import match_columns
+from auditor.network.aten_graph import graph_of
+from auditor.network.below_layer import BelowLayer
+from auditor.network.graph_module import LayerModule, weights_digest
+from auditor.progress import Progress, silent
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -75,8 +78,10 @@ class DeepFactoExplainer(Explainer):
     """
 
     kind: ClassVar[str] = "deepfacto"
-    carries_network: ClassVar[bool] = True
     Config: ClassVar[type[ExplainerConfig]] = DeepFactoConfig
+    makes_network: ClassVar[bool] = True
+    headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error", "basis_stability")
+    remedy: ClassVar[str] = "a higher rank (--set rank=32), another layer (auditor layers), or more images"
 
     M_: Tensor  # (channels, factors), columns of norm at most one, the most important first
     scale_: float  # root mean square of the layer: scores are in its units
@@ -89,15 +94,17 @@ class DeepFactoExplainer(Explainer):
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         super().__init__(config, **options)
-        self._cuts: WeakKeyDictionary[Subject, Cut] = WeakKeyDictionary()
+        self._cuts: WeakKeyDictionary[Subject, BelowLayer] = WeakKeyDictionary()
+        self._hashed: tuple[dict[str, Tensor], str] | None = None
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> DeepFactoExplainer:
         """Warm-start on the layer as it is, fine-tune everything by Block-ADMM, measure on held-out images."""
         cfg: DeepFactoConfig = self.config
+        data.check_labels(subject)
         if cfg.target is not None:
             subject.class_index(cfg.target)
         layer = factorizable_layer(subject, cfg.layer)
-        cut = Cut(subject, layer)
+        cut = BelowLayer(subject, layer)
         rank = rank_for(cfg.rank, layer, cut.layout)
         n = min(len(data), cfg.max_images)
         check_memory(n, cut, rank, cfg.dual_step > 0, cfg.memory_limit)
@@ -106,7 +113,7 @@ class DeepFactoExplainer(Explainer):
         attributes = self._attributes(subject, examples)
         Z = activations_of(cut, examples.batch.images, cfg.batch_size)
         check_activations(Z, layer)
-        self.scale_ = max(float(Z.square().mean().sqrt()), 1e-12)
+        self.scale_ = max(float(Z[~examples.held].square().mean().sqrt()), 1e-12)
         Z = Z / self.scale_
         warm = self._warm_start(Z, rank, cut.layout, examples, cfg.seed, progress)
         trained = self._train(cut, warm, examples, cfg.seed, progress)
@@ -125,21 +132,56 @@ class DeepFactoExplainer(Explainer):
         self._measure(subject, cut, Z, warm, examples, attributes, progress)
         if cfg.refits:
             self.metrics["basis_stability"] = self._basis_stability(subject, Z, examples, progress)
-        self._fitted_to(subject, data, layer)
+        self.record_fit(subject, data, layer, examples.fitted)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the factors; contributions, bias and residual add up to the model's own logit."""
-        self._check(subject)
-        x = subject.pixels(images)
-        cut = self._cut(subject)
-        found: list[Explanation] = []
-        for part in torch.split(x, self.config.batch_size):
-            with torch.no_grad():
-                logits = subject.logits(part)
-                S = self.scores(cut(part))
-            found.extend(self._explained(subject, cut.layout, logits, S, target))
-        return found
+        return self.explain_by_passes(subject, images, target)
+
+    def reads(self) -> Reads:
+        """Return the activation of the fine-tuned network, which a shared pass may give; no layer of the model."""
+        assert self.layer_ is not None
+        layer, weights = self.layer_, self.weights_
+        output = FurtherOutput(self._key(), None, lambda subject: LayerModule(graph_of(subject), layer, weights))
+        return Reads((), (output,))
+
+    def explain_from(
+        self,
+        subject: Subject,
+        images: Tensor,
+        logits: Tensor,
+        activations: Mapping[str, Tensor],
+        targets: Sequence[int | None],
+        *,
+        heatmaps: bool = True,
+        **options: Any,
+    ) -> list[Explanation]:
+        """Explain from logits that a shared pass has given; the fine-tuned layers run here unless it gave them too."""
+        below, z = self._cut(subject), activations.get(self._key())
+        with torch.no_grad():
+            S = self.scores(below(images) if z is None else below.layout.to_positions(z.float()))
+        return self._explained(subject, below.layout, logits, S, self.targets_for(subject, logits, targets))
+
+    @property
+    def n_concepts(self) -> int:
+        """Number of factors."""
+        return int(self.M_.shape[1])
+
+    @property
+    def gallery(self) -> Gallery:
+        """The top images of each factor."""
+        return self.gallery_
+
+    @property
+    def contributions_by_class(self) -> Tensor:
+        """Mean contribution (factors, classes) when the class is predicted."""
+        return self.by_class_
+
+    @property
+    def carries_network(self) -> bool:
+        """Whether it reads a network of its own: the fine-tuned one."""
+        return True
 
     def scores(self, f: Tensor) -> Tensor:
         """Return the scores (batch, factors, positions) of fine-tuned activations (batch, channels, positions)."""
@@ -147,7 +189,7 @@ class DeepFactoExplainer(Explainer):
 
     def logits(self, subject: Subject, images: Any) -> Tensor:
         """Return what the factorized network says, (batch, classes)."""
-        self._check(subject)
+        self.check_subject(subject)
         cut, x = self._cut(subject), subject.pixels(images)
         with torch.no_grad():
             parts = [self.head_.logits(self.scores(cut(part))) for part in torch.split(x, self.config.batch_size)]
@@ -159,7 +201,7 @@ class DeepFactoExplainer(Explainer):
 
         Inside, the subject's module holds the fine-tuned weights; its own come back at the end.
         """
-        self._check(subject)
+        self.check_subject(subject)
         cut = self._cut(subject)
         with cut.in_place() as body:
             scores = ScoreLayer(self.M_, self.scale_, cut.layout, int(self.metrics.get("export_steps", 200)))
@@ -172,14 +214,15 @@ class DeepFactoExplainer(Explainer):
                 mean=pre.mean,
                 std=pre.std,
                 resize=pre.resize,
+                output="logits",  # the head's, whatever the subject's own outputs are
             )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return basis, head, fine-tuned weights, importance, contributions by class and the gallery's crops."""
-        own = {"basis": self.M_, "head.weight": self.head_.weight, "head.bias": self.head_.bias}
-        own |= {"head.pool": self.head_.pool, "importance": self.importance_, "by_class": self.by_class_}
-        own |= {f"weights.{k}": v.detach().cpu() for k, v in self.weights_.items()}
-        return {k: v.contiguous() for k, v in {**own, **self.gallery_.tensors()}.items()}
+        tensors = {"basis": self.M_, "head.weight": self.head_.weight, "head.bias": self.head_.bias}
+        tensors |= {"head.pool": self.head_.pool, "importance": self.importance_, "by_class": self.by_class_}
+        tensors |= {f"weights.{k}": v.detach().cpu() for k, v in self.weights_.items()}
+        return {k: v.contiguous() for k, v in {**tensors, **self.gallery_.tensors()}.items()}
 
     def state(self) -> dict[str, Any]:
         """Return the layer's scale, how the training ended and the gallery's captions."""
@@ -199,10 +242,16 @@ class DeepFactoExplainer(Explainer):
 
     # inside
 
-    def _cut(self, subject: Subject) -> Cut:
+    def _key(self) -> str:
+        """Return what distinguishes these fine-tuned weights; hashed once for each set of them."""
+        if self._hashed is None or self._hashed[0] is not self.weights_:
+            self._hashed = self.weights_, weights_digest(self.layer_ or "", self.weights_)
+        return self._hashed[1]
+
+    def _cut(self, subject: Subject) -> BelowLayer:
         if subject not in self._cuts:
             assert self.layer_ is not None
-            self._cuts[subject] = Cut(subject, self.layer_, self.weights_)
+            self._cuts[subject] = BelowLayer(subject, self.layer_, self.weights_)
         return self._cuts[subject]
 
     def _attributes(self, subject: Subject, examples: Examples) -> Attributes:
@@ -218,8 +267,8 @@ class DeepFactoExplainer(Explainer):
     ) -> tuple[Tensor, LinearHead]:
         """Return the NMF of the layer as it is, columns of unit norm, and the head trained alone on its scores."""
         cfg: DeepFactoConfig = self.config
-        seen = Z[~examples.held]
-        columns = seen.permute(1, 0, 2).flatten(1)
+        learned = Z[~examples.held]
+        columns = learned.permute(1, 0, 2).flatten(1)
         if columns.shape[1] > cfg.max_positions:
             keep = torch.randperm(columns.shape[1], generator=torch.Generator().manual_seed(seed))
             columns = columns[:, keep[: cfg.max_positions].sort().values]
@@ -231,27 +280,27 @@ class DeepFactoExplainer(Explainer):
         M = factorize(
             columns, rank, seed=seed, init=init, on_step=lambda t, _: progress("factorizing the layer", t, 200)
         ).W
-        task, S = examples.task(cfg.fidelity), projected(seen, M)
+        task, S = examples.task(cfg.fidelity), projected(learned, M)
         side = cfg.cells if cfg.cells is not None else chosen_side(S, task, layout)
         empty = empty_head(task.teacher.shape[1], rank, pool_matrix(layout, side))
         return M, fit_head(empty.pooled(S), task, empty, FULL_STEPS, cfg.fidelity)
 
     def _train(
-        self, cut: Cut, warm: tuple[Tensor, LinearHead], examples: Examples, seed: int, progress: Progress
+        self, cut: BelowLayer, warm: tuple[Tensor, LinearHead], examples: Examples, seed: int, progress: Progress
     ) -> Trained:
         cfg: DeepFactoConfig = self.config
 
-        def told(state: State) -> None:
+        def report(state: State) -> None:
             progress("fine-tuning by Block-ADMM", state.epoch, cfg.epochs)
 
-        return train(cut, *warm, examples.task(cfg.fidelity), cfg.settings(seed), self.scale_, told)
+        return train(cut, *warm, examples.task(cfg.fidelity), cfg.settings(seed), self.scale_, report)
 
     def _basis_stability(self, subject: Subject, Z: Tensor, examples: Examples, progress: Progress) -> float:
         """Return the mean matched cosine between the basis and those of whole re-fits from other, random starts."""
         cosines = []
         for i in range(self.config.refits):
             assert self.layer_ is not None
-            cut, seed = Cut(subject, self.layer_), self.config.seed + 1 + i
+            cut, seed = BelowLayer(subject, self.layer_), self.config.seed + 1 + i
             warm = self._warm_start(Z, self.M_.shape[1], cut.layout, examples, seed, progress)
             other = self._train(cut, warm, examples, seed, progress).state.M
             cosines.append(float(match_columns(self.M_, other).cosine.mean()))
@@ -260,7 +309,7 @@ class DeepFactoExplainer(Explainer):
     def _measure(
         self,
         subject: Subject,
-        cut: Cut,
+        cut: BelowLayer,
         Z: Tensor,
         warm: tuple[Tensor, LinearHead],
         examples: Examples,
@@ -273,20 +322,20 @@ class DeepFactoExplainer(Explainer):
         f = activations_of(cut, examples.batch.images, self.config.batch_size) / self.scale_
         S, S_warm = projected(f, self.M_), projected(Z, warm[0])
         after, before = self.head_.logits(S)[held], warm[1].logits(S_warm)[held]
-        own, truth = examples.logits[held], examples.labels[held]
-        predicted = own.argmax(1)
+        model_logits, truth = examples.logits[held], examples.labels[held]
+        predicted = model_logits.argmax(1)
         if examples.labelled:
-            known = truth >= 0
-            for name, logits in (("accuracy_before", own), ("accuracy_warm", before), ("accuracy", after)):
-                self.metrics[name] = share(logits.argmax(1)[known] == truth[known])
+            labelled = truth >= 0
+            for name, logits in (("accuracy_before", model_logits), ("accuracy_warm", before), ("accuracy", after)):
+                self.metrics[name] = share(logits.argmax(1)[labelled] == truth[labelled])
         scale = float(S[held].amax().clamp_min(1e-30))
         self.metrics |= {
             "relative_error": relative_error(f[held], self.M_, S[held]),
             "relative_error_warm": relative_error(Z[held], warm[0], S_warm[held]),
             "sparsity": share(S[held] <= 1e-6 * scale),
             "f_cls": share(after.argmax(1) == predicted),
-            "f_reg": float((after - own).abs().mean()),
-            "f_reg_warm": float((before - own).abs().mean()),
+            "f_reg": float((after - model_logits).abs().mean()),
+            "f_reg_warm": float((before - model_logits).abs().mean()),
             "layer_moved": float((f - Z)[held].norm() / Z[held].norm().clamp_min(1e-30)),
             "n_held_out": float(held.sum()),
         }
@@ -302,40 +351,40 @@ class DeepFactoExplainer(Explainer):
         self.gallery_ = gallery
         self.metrics = {k: v for k, v in self.metrics.items() if not math.isnan(v)}
 
-    def _measure_export(self, cut: Cut, f: Tensor, S: Tensor, held: Tensor) -> None:
-        """Choose the steps of the unrolled projection on some images, and report how far it is from the exact one."""
-        some = held.nonzero()[:64, 0]
-        z = cut.layout.from_positions(f[some] * self.scale_, native_zeros(cut, len(some)))
-        for n_steps in EXPORT_STEPS:
+    def _measure_export(self, cut: BelowLayer, f: Tensor, S: Tensor, held: Tensor) -> None:
+        """Choose the steps of the unrolled projection on learned images; on held-out ones say how far it is off."""
+
+        def error(rows: Tensor, n_steps: int) -> float:
+            z = cut.layout.from_positions(f[rows] * self.scale_, native_zeros(cut, len(rows)))
             with torch.no_grad():
-                found = ScoreLayer(self.M_, self.scale_, cut.layout, n_steps)(z).flatten(2)
-            error = float((found - S[some]).abs().max() / S[some].amax().clamp_min(1e-30))
-            if error <= EXPORT_ERROR:
-                break
-        self.metrics |= {"export_steps": float(n_steps), "export_error": error}
+                unrolled = ScoreLayer(self.M_, self.scale_, cut.layout, n_steps)(z).flatten(2)
+            return float((unrolled - S[rows]).abs().max() / S[rows].amax().clamp_min(1e-30))
+
+        learned, reported = (mask.nonzero()[:64, 0] for mask in (~held, held))
+        n_steps = next((n for n in EXPORT_STEPS if error(learned, n) <= EXPORT_ERROR), EXPORT_STEPS[-1])
+        self.metrics |= {"export_steps": float(n_steps), "export_error": error(reported, n_steps)}
 
     def _importance(self, subject: Subject, S: Tensor, predicted: Tensor) -> list[int]:
         """Order factors by their mean |contribution| to the predicted class, and keep the means by class."""
         parts = self.head_.parts(S, predicted).double()  # (images, factors)
         by_class = torch.zeros(parts.shape[1], subject.n_classes, dtype=torch.float64)
         by_class.index_add_(1, predicted, parts.T.contiguous())
-        seen = torch.bincount(predicted, minlength=subject.n_classes).clamp_min(1)
+        counts = torch.bincount(predicted, minlength=subject.n_classes).clamp_min(1)
         importance = parts.abs().mean(0)
         order = importance.argsort(descending=True, stable=True)
         self.importance_ = importance[order].float()
-        self.by_class_ = (by_class / seen)[order].float()
+        self.by_class_ = (by_class / counts)[order].float()
         self.M_ = self.M_[:, order].contiguous()
         self.head_ = LinearHead(self.head_.weight[:, order].contiguous(), self.head_.bias, self.head_.pool)
         return [int(k) for k in order]
 
     def _explained(
-        self, subject: Subject, layout: Layout, logits: Tensor, S: Tensor, target: int | str | None
+        self, subject: Subject, layout: Layout, logits: Tensor, S: Tensor, targets: list[int]
     ) -> list[Explanation]:
-        targets = self._targets(subject, logits, target)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        predictions, wanted = class_scores(logits, subject, targets)
         parts = self.head_.parts(S.double(), torch.tensor(targets))
-        own = self.head_.logits(S)
-        found = []
+        factorized = self.head_.logits(S)
+        explanations = []
         for i, k in enumerate(targets):
             bias = float(self.head_.bias[k])
             concepts = tuple(
@@ -349,7 +398,7 @@ class DeepFactoExplainer(Explainer):
                 for j in range(S.shape[1])
             )
             value = bias + sum(c.contribution or 0.0 for c in concepts)
-            found.append(
+            explanations.append(
                 Explanation(
                     kind=self.kind,
                     name=self.name,
@@ -359,10 +408,10 @@ class DeepFactoExplainer(Explainer):
                     bias=bias,
                     residual=wanted[i].logit - value,
                     concepts=concepts,
-                    extra={"factorized_logit": value, "factorized_prediction": int(own[i].argmax())},
+                    extra={"factorized_logit": value, "factorized_prediction": int(factorized[i].argmax())},
                 )
             )
-        return found
+        return explanations
 
 
 def pool_matrix(layout: Layout, side: int) -> Tensor:
@@ -385,27 +434,27 @@ def empty_head(classes: int, rank: int, pool: Tensor) -> LinearHead:
 
 
 def chosen_side(S: Tensor, task: Task, layout: Layout) -> int:
-    """Return the side of `SIDES` whose head tells most of some other images right, the smallest of equals.
+    """Return the side of `SIDES` whose head classifies most of some other images right, the smallest of equals.
 
-    What a head on mean scores can tell is bounded: parts of a digit are where they are, and their amounts say little.
+    What a head on mean scores can know is bounded: parts of a digit are where they are, and their amounts say little.
     """
     some = torch.arange(len(S)) % max(1, math.ceil(len(S) / TRIAL_IMAGES)) == 0
     S, task = S[some], task.part(some)
     held = torch.arange(len(S)) % 4 == 3
-    seen, known = task.part(~held), held & (task.labels >= 0)
+    learned, judged = task.part(~held), held & (task.labels >= 0)
     sides = [side for side in SIDES if side <= max(layout.grid)]
-    if len(sides) < 2 or not bool(known.any()):
+    if len(sides) < 2 or not bool(judged.any()):
         return sides[0]
     right = []
     for side in sides:
         empty = empty_head(task.teacher.shape[1], S.shape[1], pool_matrix(layout, side))
-        head = fit_head(empty.pooled(S[~held]), seen, empty, HEAD_STEPS, fidelity=0.0)
-        right.append(share(head.logits(S[known]).argmax(1) == task.labels[known]))
+        head = fit_head(empty.pooled(S[~held]), learned, empty, HEAD_STEPS, fidelity=0.0)
+        right.append(share(head.logits(S[judged]).argmax(1) == task.labels[judged]))
     log.info("deepfacto: right on trial images by side of the head's grid: %s", dict(zip(sides, right, strict=True)))
     return sides[right.index(max(right))]
 
 
-def native_zeros(cut: Cut, n: int) -> Tensor:
+def native_zeros(cut: BelowLayer, n: int) -> Tensor:
     """Return zeros of the layer's own shape: class and register tokens have no part in the factorization."""
     return torch.zeros(n, *cut.subject.layer(cut.layer).shape)
 

@@ -1,12 +1,12 @@
 """Training of a network with a non-negative factorization after one layer, by stochastic Block-ADMM.
 
-The updates are those of ``kernels/deepfacto.py``; the general solver for chains of modules (``block_admm.py``) has no
-place for a factorization, whose scores are themselves a solution. One cycle on a mini-batch:
+The updates are those of ``kernels/factorization/deepfacto.py``; the general solver for chains of modules
+(``block_admm.py``) has no place for a factorization, whose scores are themselves a solution. One cycle on a mini-batch:
 
 1. f = the layer's activation, S = its projection on M: each visit starts from the chained forward pass.
 2. L: gradient steps on the objective J of the logits, held near h(S).
-3. S: one prox-linear step towards what L asks, the batch as a whole moving by at most ``trust``: an image that is told
-   right asks for little and one that is told wrong for much. To first order this is the derivative of J through the
+3. S: one prox-linear step towards what L asks, the batch as a whole moving by at most ``trust``: an image that is
+   classified right asks for little, a wrong one for much. To first order this is the derivative of J through the
    projection.
 4. Z: closed form between f - U, what the new scores ask for and, with a small weight, the activation the model had
    before training: without it f and S shrink together, which is the cheapest way to a small reconstruction error. Most
@@ -18,7 +18,7 @@ place for a factorization, whose scores are themselves a solution. One cycle on 
 After every pass over the images the head is fitted anew to the scores (it is convex, so it is simply solved, and needs
 no dual), and dead factors are re-seeded from the worst-fitted position, with no weight in the head. A head on a grid of
 cells solves the task from where factors are; a second one on the mean scores, used in training only, makes the amount
-of each factor tell something too. Some images validate: the state kept is the best on them, the start included.
+of each factor matter too. Some images validate: the state kept is the best on them, the start included.
 """
 
 from __future__ import annotations
@@ -32,10 +32,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nf
 
-from auditor.training.block_variables import GIB, room, size_text
-from auditor.network.below_layer import Cut
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.factorization.deepfacto import LinearHead, basis_step, decoupled, logit_steps, projected, score_step
+from auditor.kernels.factorization.deepfacto import (
+    LinearHead,
+    basis_step,
+    decoupled,
+    logit_steps,
+    projected,
+    score_step,
+)
+from auditor.network.below_layer import BelowLayer
+from auditor.training.block_variables import GIB, room, size_text
 from auditor.training.cycle import Watch
 
 log = logging.getLogger(__name__)
@@ -108,11 +115,13 @@ class Trained:
 class FactorAdmm:
     """One run: ``for state in FactorAdmm(cut, M, head, task, settings, scale): …`` gives a `State` per pass.
 
-    ``cut``'s weights are trained in place, M and the head are replaced. Whoever iterates stops; numbers that are not
-    finite, or a residual that runs away, are an error.
+    ``cut``'s weights are trained in place, M and the head are replaced. The caller decides when to stop; numbers that
+    are not finite, or a residual that runs away, are an error.
     """
 
-    def __init__(self, cut: Cut, M: Tensor, head: LinearHead, task: Task, settings: Settings, scale: float) -> None:
+    def __init__(
+        self, cut: BelowLayer, M: Tensor, head: LinearHead, task: Task, settings: Settings, scale: float
+    ) -> None:
         self.cut, self.M, self.head, self.task, self.settings, self.scale = cut, M, head, task, settings, scale
         channels, rank = M.shape
         self.Z0 = activations_of(cut, task.images) / scale
@@ -122,7 +131,7 @@ class FactorAdmm:
         self.asked, self.reseeded = 0.0, 0
         self.XS, self.SS = torch.zeros(channels, rank), torch.zeros(rank, rank)
         cells, means = [], []
-        for f in torch.split(self.Z0, 256):  # the sums start as if the images had been visited for ever
+        for f in torch.split(self.Z0, 256):  # the sums start as if the images had been visited without end
             S = projected(f, M)
             self.XS += torch.einsum("ncp,nkp->ck", f, S) / (len(self.Z0) * (1 - FORGET))
             self.SS += torch.einsum("nkp,njp->kj", S, S) / (len(self.Z0) * (1 - FORGET))
@@ -160,8 +169,8 @@ class FactorAdmm:
                 residuals = (sums[1:] / self.Z0.numel()).sqrt().tolist()
                 self.watch.judge(epoch, float(sums[0]) / n, residuals)
                 self._end_of_pass()
-                seen = float(sums[0]) / n, (residuals[0], residuals[1])
-                yield replace(self.state(), epoch=epoch, loss=seen[0], residuals=seen[1])
+                measured = float(sums[0]) / n, (residuals[0], residuals[1])
+                yield replace(self.state(), epoch=epoch, loss=measured[0], residuals=measured[1])
 
     def _visit(self, rows: Tensor, adam: torch.optim.Optimizer | None) -> Tensor:
         """Run one mini-batch; return the sums of J, |Z - f|^2 and |Z - M S|^2."""
@@ -232,7 +241,7 @@ def per_image(x: Tensor) -> float:
     return float(x.flatten(1).square().sum(1).mean().sqrt())
 
 
-def pooled_scores(cut: Cut, images: Tensor, M: Tensor, scale: float, head: LinearHead) -> tuple[Tensor, Tensor]:
+def pooled_scores(cut: BelowLayer, images: Tensor, M: Tensor, scale: float, head: LinearHead) -> tuple[Tensor, Tensor]:
     """Return the scores of images over the head's cells, (images, rank, cells), and their means, (images, rank, 1)."""
     cells, means = [], []
     with torch.no_grad():
@@ -260,7 +269,7 @@ def reseeded(M: Tensor, silent: Tensor, f: Tensor, S: Tensor) -> tuple[Tensor, T
 
 
 def train(
-    cut: Cut,
+    cut: BelowLayer,
     M: Tensor,
     head: LinearHead,
     task: Task,
@@ -270,10 +279,10 @@ def train(
 ) -> Trained:
     """Run all passes and return the state that was best on validation images, the warm start included.
 
-    A state counts when its head tells no fewer of them right than the warm start's, to a standard error; the lowest J
-    of those wins. A run that breaks keeps what was best so far and says why it broke.
+    A state counts when its head classifies no fewer of them right than the warm start's, to a standard error; the
+    lowest J of those wins. A run that breaks keeps what was best so far and says why it broke.
     """
-    checked = torch.arange(len(task.images)) % VALIDATE_EVERY == VALIDATE_EVERY - 1
+    checked = validated(len(task.images))
     learned = task.part(~checked) if bool(checked.any()) else task
     tested = task.part(checked) if bool(checked.any()) else task
     run = FactorAdmm(cut, M, head, learned, settings, scale)
@@ -301,17 +310,22 @@ def train(
     return Trained(replace(best, head=final), status, history, valid)
 
 
-def validation(cut: Cut, state: State, task: Task, scale: float, weight: float) -> tuple[float, float]:
-    """Return the share of images told right and the mean J, with that of the head on mean scores where there is one."""
+def validated(n: int) -> Tensor:
+    """Return which of the ``n`` images of a training choose the best pass; none where there are too few."""
+    return torch.arange(n) % VALIDATE_EVERY == VALIDATE_EVERY - 1
+
+
+def validation(cut: BelowLayer, state: State, task: Task, scale: float, weight: float) -> tuple[float, float]:
+    """Return the share classified right and the mean J, with that of a head on mean scores if there is one."""
     cells, means = pooled_scores(cut, task.images, state.M, scale, state.head)
-    known = task.labels >= 0
-    y = task.labels[known]
+    labelled = task.labels >= 0
+    y = task.labels[labelled]
     if not len(y):
         return 0.0, math.nan
-    logits = state.head.of_pooled(cells[known])
+    logits = state.head.of_pooled(cells[labelled])
     value = float(nf.cross_entropy(logits, y))
     if state.pooled_head is not None:
-        value += weight * float(nf.cross_entropy(state.pooled_head.of_pooled(means[known]), y))
+        value += weight * float(nf.cross_entropy(state.pooled_head.of_pooled(means[labelled]), y))
     return float((logits.argmax(1) == y).double().mean()), value
 
 
@@ -357,18 +371,18 @@ def objective(logits: Tensor, labels: Tensor, teacher: Tensor, fidelity: float) 
     return (1 - fidelity) * value + fidelity * 0.5 * ((logits - teacher) / spread).square().sum(1)
 
 
-def activations_of(cut: Cut, images: Tensor, batch: int = 256) -> Tensor:
+def activations_of(cut: BelowLayer, images: Tensor, batch: int = 256) -> Tensor:
     """Return the layer's activations of all images, (images, channels, positions)."""
     with torch.no_grad():
         return torch.cat([cut(part).cpu() for part in torch.split(images, batch)])
 
 
-def check_memory(n: int, cut: Cut, rank: int, with_duals: bool, limit_gib: float | None) -> int:
+def check_memory(n: int, cut: BelowLayer, rank: int, with_duals: bool, limit_gib: float | None) -> int:
     """Return the bytes that the images, variables and duals of ``n`` images take, or refuse before anything is made."""
     layout = cut.layout
     entries = layout.channels * layout.n_positions
-    kept = math.prod(cut.subject.input_shape) + entries * (3 + 2 * with_duals) + 3 * rank * layout.n_positions
-    needed = 4 * n * kept
+    per_image = math.prod(cut.subject.input_shape) + entries * (3 + 2 * with_duals) + 3 * rank * layout.n_positions
+    needed = 4 * n * per_image
     have = int(limit_gib * GIB) if limit_gib is not None else room(torch.zeros(()), None)
     if needed > have:
         raise OptionError(

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.network.below_layer import first_tensor
 from auditor.kernels.factorization.deepfacto import LinearHead
+from auditor.network.below_layer import first_tensor
+from auditor.subject.layer_calls import on_call
 from auditor.subject.layers import Layout
 
 
@@ -39,7 +40,7 @@ class ScoreLayer(nn.Module):
         for _ in range(self.n_steps):
             there = (self.decay @ ahead + drive).clamp_min(0)
             t_next = (1 + (1 + 4 * t * t) ** 0.5) / 2
-            # a column that turned back starts its momentum anew (O'Donoghue & Candes 2015)
+            # a column that turned back starts its momentum anew [ODonoghueCandes2015]
             back = ((ahead - there) * (there - here)).sum(1, keepdim=True) > 0
             push = torch.where(back, torch.zeros_like(drive[:, :1]), torch.full_like(drive[:, :1], (t - 1) / t_next))
             ahead, here, t = there + push * (there - here), there, t_next
@@ -61,16 +62,16 @@ class FactorizedNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; what the body does after the layer has no effect and is dropped by an export."""
-        found: list[Tensor] = []
+        outputs: list[Tensor] = []
 
-        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
-            found.append(first_tensor(output, self.layer).clone())
+        def keep(output: Any) -> None:
+            outputs.append(first_tensor(output, self.layer).clone())
 
-        handle = self.body.get_submodule(self.layer).register_forward_hook(keep)
+        handle = on_call(self.body, self.layer, keep)
         try:
             self.body(x)
         finally:
             handle.remove()
-        S = self.scores(found[0]).flatten(2)
+        S = self.scores(outputs[0]).flatten(2)
         logits: Tensor = self.head((S @ self.pool).flatten(1))
         return logits

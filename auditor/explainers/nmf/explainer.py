@@ -16,18 +16,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from auditor.explainers.contributions import contributions
 from auditor.data.source import Data
 from auditor.errors import NumericsError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.base import Explainer, ExplainerConfig, Reads
+from auditor.explainers.contributions import contributions
 from auditor.explainers.explanation import Concept, Explanation, class_scores
+from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
 from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
 from auditor.kernels.factorization.streaming import factorize_stream
-from auditor.subject.layers import Layout
+from auditor.metrics.concept_groups import dominance, groups
 from auditor.metrics.concept_matching import match_columns
+from auditor.network.above_layer import prepare_above_layer
+from auditor.progress import Progress, silent
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -40,7 +44,8 @@ class NmfConfig(ExplainerConfig):
     """Options of kind ``nmf``."""
 
     rank: int | Literal["auto"] | None = Field(
-        default=None, description="Number of concepts; 'auto' chooses by held-out error; default 10 or what fits."
+        default=None,
+        description="Number of concepts; 'auto' chooses by the error on images set aside; default 10 or what fits.",
     )
     init: Literal["nndsvda", "random"] = Field(default="nndsvda", description="Start of the factorization.")
     max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
@@ -49,7 +54,11 @@ class NmfConfig(ExplainerConfig):
     epochs: int = Field(
         default=0, ge=0, description="Passes over all positions that refine the basis beyond those kept in memory."
     )
-    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
+    held_out_every: int = Field(
+        default=5,
+        ge=2,
+        description="Each n-th image is held out for the metrics; every second of these chooses rank=auto.",
+    )
     max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
     refits: int = Field(default=2, ge=1, description="Re-fits from other starts, for the basis stability.")
     top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept, as small crops.")
@@ -63,12 +72,15 @@ class NmfExplainer(Explainer):
 
     kind: ClassVar[str] = "nmf"
     Config: ClassVar[type[ExplainerConfig]] = NmfConfig
+    headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error", "basis_stability")
+    remedy: ClassVar[str] = "more concepts (--set rank=30), another layer (auditor layers), or more images"
 
     W_: Tensor  # (channels, concepts), unit columns, the most important first
     importance_: Tensor  # (concepts,) mean |contribution| to the predicted class, held-out images
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted; 0 where it never was
     signed_: bool
     gallery_: Gallery
+    groups_: list[list[int]]  # concepts that fire together in the same places
     _ready: tuple[Tensor, Basis] | None = None  # the basis made ready for projection, and the W it was made of
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
@@ -80,21 +92,23 @@ class NmfExplainer(Explainer):
             subject.class_index(cfg.target)
         if isinstance(cfg.rank, int) and cfg.rank < 1:
             raise OptionError(f"nmf: rank must be at least 1, got {cfg.rank}.")
-        fit_columns, held_columns = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
-        n_images = n_held = 0
-        low = 0.0
-        for batch, held, _, z in harvest(
-            subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=progress
-        ):
-            fit_columns.put(as_columns(layout, z[~held]))
-            held_columns.put(as_columns(layout, z[held]))
+        parts = FittedImages.each(len(data), cfg.held_out_every, choose=cfg.rank == "auto")
+        learned, trial = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
+        n_images, low = 0, 0.0
+        for batch, rows, _, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress):
+            learned.put(as_columns(layout, z[parts.learn[rows]]))
+            trial.put(as_columns(layout, z[parts.choose[rows]]))
             low = min(low, float(z.min()))
-            n_images, n_held = n_images + len(batch), n_held + int(held.sum())
-        X, Y = fit_columns.columns(), held_columns.columns()
-        if n_held == 0:
+            n_images += len(batch)
+        X, Y = learned.columns(), trial.columns()
+        parts = parts.first(n_images)
+        if not bool(parts.report.any()):
             log.warning(
                 "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
             )
+        elif cfg.rank == "auto":
+            parts.warn_if_few(self.kind, "the rank")
+        if Y.shape[1] == 0:
             Y = X
         self.signed_ = low < 0
         if self.signed_:
@@ -110,19 +124,53 @@ class NmfExplainer(Explainer):
             "basis_stability": self._basis_stability(X, best.W, progress),
         }
         if cfg.epochs:
-            self._stream(subject, data, layout, progress)
-        self._measure(subject, data, layout, n_held == 0, progress)
-        self._fitted_to(subject, data, layer)
+            self._stream(subject, data, layout, parts, progress)
+        self._measure(subject, data, layout, parts, progress)
+        self.record_fit(subject, data, layer, parts)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by the concepts of the basis; contributions add up to the target's logit."""
-        return self._explain_by_passes(subject, images, target)
+        return self.explain_by_passes(subject, images, target)
 
-    def layers(self) -> list[str]:
+    @property
+    def n_concepts(self) -> int:
+        """Number of concepts of the basis."""
+        return int(self.W_.shape[1])
+
+    @property
+    def gallery(self) -> Gallery:
+        """The top images of each concept."""
+        return self.gallery_
+
+    @property
+    def contributions_by_class(self) -> Tensor:
+        """Mean contribution (concepts, classes) when the class is predicted."""
+        return self.by_class_
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """Concepts that fire together in the same places."""
+        return self.groups_
+
+    def concept_directions(self) -> Tensor:
+        """Return the basis (channels, concepts)."""
+        return self.W_
+
+    def score_maps(self, subject: Subject, z: Tensor) -> Tensor:
+        """Return the scores of the layer's output."""
+        assert self.layer_ is not None
+        return self.scores(subject.layout(self.layer_), z)
+
+    def reads(self) -> Reads:
         """Return the one layer of the basis."""
         assert self.layer_ is not None
-        return [self.layer_]
+        return Reads((self.layer_,))
+
+    def prepare(self, subject: Subject) -> None:
+        """Trace the network above the explained layer."""
+        assert self.layer_ is not None
+        prepare_above_layer(subject, self.layer_)
 
     def explain_from(
         self,
@@ -138,7 +186,9 @@ class NmfExplainer(Explainer):
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
         layout, z = subject.layout(self.layer_), activations[self.layer_]
-        return self.explain_scores(subject, logits, z, self.scores(layout, z), self._targets(subject, logits, targets))
+        return self.explain_scores(
+            subject, logits, z, self.scores(layout, z), self.targets_for(subject, logits, targets)
+        )
 
     def explain_scores(
         self, subject: Subject, logits: Tensor, z: Tensor, S: Tensor, targets: list[int]
@@ -147,7 +197,7 @@ class NmfExplainer(Explainer):
         assert self.layer_ is not None
         layout = subject.layout(self.layer_)
         c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        predictions, wanted = class_scores(logits, subject, targets)
         maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
         # whole tensors become lists at once: number by number costs more than the mathematics
         biases, residuals, errors = c.bias.tolist(), c.residual.tolist(), c.error.tolist()
@@ -179,13 +229,13 @@ class NmfExplainer(Explainer):
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
         """Return the logits of the layer as the concepts reconstruct it."""
         assert self.layer_ is not None
-        layout, found = subject.layout(self.layer_), []
+        layout, logits_hat = subject.layout(self.layer_), []
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
                 z = subject.activations(part, [self.layer_])[self.layer_]
                 z_hat = layout.from_positions(self.W_.to(z) @ self.scores(layout, z), z)
-                found.append(subject.forward_from(self.layer_, z_hat))
-        return torch.cat(found)
+                logits_hat.append(subject.forward_from(self.layer_, z_hat))
+        return torch.cat(logits_hat)
 
     def scores(self, layout: Layout, z: Tensor) -> Tensor:
         """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
@@ -195,18 +245,19 @@ class NmfExplainer(Explainer):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return basis, importance, contributions by class and the gallery's crops."""
-        own = {"basis": self.W_, "importance": self.importance_, "by_class": self.by_class_}
-        return {**own, **self.gallery_.tensors()}
+        tensors = {"basis": self.W_, "importance": self.importance_, "by_class": self.by_class_}
+        return {**tensors, **self.gallery_.tensors()}
 
     def state(self) -> dict[str, Any]:
         """Return the sign of the layer and the gallery's captions."""
-        return {"signed": self.signed_, "gallery": self.gallery_.captions()}
+        return {"signed": self.signed_, "gallery": self.gallery_.captions(), "groups": self.groups_}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Take back a stored basis."""
         self.W_, self.importance_, self.by_class_ = tensors["basis"], tensors["importance"], tensors["by_class"]
         self.signed_ = bool(state["signed"])
         self.gallery_ = Gallery.restore(tensors, state["gallery"])
+        self.groups_ = [[int(k) for k in part] for part in state.get("groups", [[k] for k in range(self.n_concepts)])]
 
     # inside
 
@@ -229,21 +280,20 @@ class NmfExplainer(Explainer):
         except ValueError as error:
             raise NumericsError(f"layer {self.layer_!r}: {error}") from error
 
-    def _stream(self, subject: Subject, data: Data, layout: Layout, progress: Progress) -> None:
+    def _stream(self, subject: Subject, data: Data, layout: Layout, parts: FittedImages, progress: Progress) -> None:
         """Refine the basis on every position of the images of the fit; memory holds one batch at a time."""
         cfg: NmfConfig = self.config
         assert self.layer_ is not None
         layer, epoch = self.layer_, 0
 
         def shards() -> Iterator[Tensor]:
-            def told(_stage: str, done: int, total: int | None) -> None:
+            def report(_stage: str, done: int, total: int | None) -> None:
                 progress(f"pass {epoch + 1} of {cfg.epochs + 1} over all positions", done, total)
 
-            for _, held, _, z in harvest(
-                subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=told
-            ):
-                if not bool(held.all()):
-                    yield as_columns(layout, z[~held]).float().contiguous()
+            for _, rows, _, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=report):
+                learn = parts.learn[rows]
+                if bool(learn.any()):
+                    yield as_columns(layout, z[learn]).float().contiguous()
 
         def on_step(t: int, _objective: float) -> None:
             nonlocal epoch
@@ -271,6 +321,7 @@ class NmfExplainer(Explainer):
         )  # fmt: skip
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
+        """Return the rank asked for; for ``auto`` the one beyond which the error on images Y hardly falls."""
         rank = self.config.rank
         top = min(X.shape)
         if isinstance(rank, int):
@@ -287,7 +338,7 @@ class NmfExplainer(Explainer):
             if errors[a] - errors[b] < AUTO_GAIN * errors[ranks[0]]:
                 chosen = a
                 break
-        log.info("nmf: rank %d chosen by held-out error %s", chosen, {r: round(e, 4) for r, e in errors.items()})
+        log.info("nmf: rank %d chosen by trial error %s", chosen, {r: round(e, 4) for r, e in errors.items()})
         return chosen
 
     def _basis_stability(self, X: Tensor, W: Tensor, progress: Progress) -> float:
@@ -298,29 +349,30 @@ class NmfExplainer(Explainer):
             cosines.append(float(match_columns(W, other).cosine.mean()))
         return sum(cosines) / len(cosines)
 
-    def _measure(self, subject: Subject, data: Data, layout: Layout, use_all: bool, progress: Progress) -> None:
-        """Measure on held-out images: errors, agreement, sparsity, importance; gather the top images of all."""
+    def _measure(self, subject: Subject, data: Data, layout: Layout, parts: FittedImages, progress: Progress) -> None:
+        """Measure on the images to report on: errors, agreement, sparsity, importance; gather the top images of all."""
         cfg: NmfConfig = self.config
+        measured = data.draw(cfg.max_eval, cfg.seed, parts.report if bool(parts.report.any()) else None)
         assert self.layer_ is not None
         k = self.W_.shape[1]
-        gallery = Gallery(k, cfg.top_images, layout.grid)
+        gallery = Gallery(k, cfg.top_images, layout.grid, data.foreign_labels(subject))
         sums = dict.fromkeys(("lost", "total", "agree", "logit_error", "zero", "scores", "error", "n"), 0.0)
         importance = torch.zeros(k, dtype=torch.float64)
         by_class = torch.zeros(k, subject.n_classes, dtype=torch.float64)
-        seen = torch.zeros(subject.n_classes, dtype=torch.float64)
+        counts = torch.zeros(subject.n_classes, dtype=torch.float64)
+        maps: list[Tensor] = []
 
-        def told(_stage: str, done: int, total: int | None) -> None:
+        def report(_stage: str, done: int, total: int | None) -> None:
             progress("measuring", done, total)
 
-        for batch, held, logits, z in harvest(
-            subject, data, self.layer_, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=told
-        ):
+        for batch, rows, logits, z in harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=report):
             S = self.scores(layout, z)
             gallery.offer(batch, S)
-            rows = (held | use_all).nonzero()[: max(0, cfg.max_eval - int(sums["n"])), 0]
-            if rows.numel() == 0:
+            some = measured[rows].nonzero()[:, 0]
+            if some.numel() == 0:
                 continue
-            z, S, logits = z[rows], S[rows], logits[rows]
+            z, S, logits = z[some], S[some], logits[some]
+            maps.append(S.cpu())
             p = layout.to_positions(z)
             targets = logits.argmax(1)
             c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets.tolist())
@@ -331,16 +383,21 @@ class NmfExplainer(Explainer):
             sums["zero"] += float((1e-6 * S.max().clamp_min(1e-30) >= S).sum())
             sums["scores"] += S.numel()
             sums["error"] += float((c.error / logits.gather(1, targets[:, None])[:, 0].abs().clamp_min(1)).sum())
-            sums["n"] += len(rows)
+            sums["n"] += len(some)
             importance += c.contributions.abs().sum(0).cpu()
             by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
-            seen += torch.bincount(targets.cpu(), minlength=subject.n_classes)
+            counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
         n = sums["n"]
         order = importance.argsort(descending=True, stable=True)
         self.W_ = self.W_[:, order].contiguous()
         self.importance_ = (importance[order] / n).float()
-        self.by_class_ = (by_class[order] / seen.clamp_min(1)).float()
+        self.by_class_ = (by_class[order] / counts.clamp_min(1)).float()
         self.gallery_ = gallery.reordered(order.tolist())
+        self.groups_ = groups(torch.cat(maps)[:, order], seed=cfg.seed)
+        largest = dominance(self.by_class_, self.groups_)
+        self.metrics["groups/n"] = float(len(self.groups_))
+        if not bool(largest.isnan().all()):
+            self.metrics["groups/dominance"] = float(largest[~largest.isnan()].max())
         self.metrics.update(
             relative_error=(sums["lost"] / sums["total"]) ** 0.5 if sums["total"] else 0.0,
             f_cls=sums["agree"] / n,

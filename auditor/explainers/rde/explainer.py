@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -19,13 +20,15 @@ from torch import Tensor
 
 from auditor.data.source import Data, open_data
 from auditor.errors import DataError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.base import Explainer, ExplainerConfig
 from auditor.explainers.explanation import Concept, Explanation, class_scores
-from auditor.perturbation.replacement import Obfuscation, Statistics
-from auditor.perturbation.pixel_flipping import pixel_flip
+from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.rde.rate_curve import RateCurve, SmallestSet, descending, kept_up_to, measure, smallest_set
-from auditor.explainers.rde.search import COARSE_SIDES, CURVE_SHARES, FINE, Found, RdeConfig, Search, cells
 from auditor.explainers.rde.relevance_map import Budget, checked_rates
+from auditor.explainers.rde.search import COARSE_SIDES, CURVE_SHARES, FINE, RdeConfig, Search, SearchResult, cells
+from auditor.perturbation.pixel_flipping import pixel_flip
+from auditor.perturbation.replacement import Obfuscation, Statistics
+from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -43,29 +46,41 @@ class RdeExplainer(Explainer):
 
     kind: ClassVar[str] = "rde"
     Config: ClassVar[type[ExplainerConfig]] = RdeConfig
+    searches: ClassVar[bool] = True
+    quick_options: ClassVar[Mapping[str, Any]] = {"max_steps": 15}
+    adds_up_by_construction: ClassVar[bool] = True
+    headline: ClassVar[tuple[str, ...]] = ("flip_area",)
     per_request: ClassVar[frozenset[str]] = frozenset({"timeout_s", "max_steps"})
 
     obfuscation_: Obfuscation
     limit_: float  # the calibrated distortion limit d
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> RdeExplainer:
-        """Gather the statistics of the data, then explain held-out images to calibrate the limit and measure."""
+        """Gather the statistics of the data, then explain held-out images to calibrate the limit and measure.
+
+        Where the limit enters a metric, each image is measured under the limit that the others set.
+        """
         cfg: RdeConfig = self.config
         if cfg.layer is not None:
             raise OptionError(f"rde: it explains the image itself and takes no layer, got {cfg.layer!r}; leave it out.")
         if cfg.target is not None:
             subject.class_index(cfg.target)
         checked_rates(cfg.rates, cells(cfg, subject.input_shape, torch.zeros(1, *subject.input_shape)).size)
-        statistics, held = self._gather(subject, data, progress)
+        statistics, held, parts = self._gather(subject, data, progress)
+        learn = parts.learn
         if cfg.reference is not None:
             if cfg.obfuscation != "reference":
                 raise OptionError(f"rde: a reference set needs obfuscation=reference, got {cfg.obfuscation}; set both.")
-            statistics = self._gather(subject, open_data(cfg.reference), progress)[0]
+            reference = open_data(cfg.reference)
+            statistics = self._gather(subject, reference, progress)[0]
+            if reference.digest != data.digest:  # then nothing was learned from the data itself
+                learn = torch.zeros_like(learn)
         self.obfuscation_ = Obfuscation.fitted(
             cfg.obfuscation, statistics, spread=cfg.spread, blur_sigma=cfg.blur_sigma
         )
-        self._calibrate(subject, held, progress)
-        self._fitted_to(subject, data, None)
+        n_calibrated = self._calibrate(subject, held, progress)
+        choose = parts.choose.nonzero()[:n_calibrated, 0]
+        self.record_fit(subject, data, None, FittedImages.of_rows(len(parts), learn=learn, choose=choose))
         return self
 
     def explain(
@@ -79,20 +94,24 @@ class RdeExplainer(Explainer):
     ) -> list[Explanation]:
         """Explain each image; ``timeout_s`` (per image) and ``max_steps`` (per rate) replace those of the fit."""
         cfg: RdeConfig = self.config
-        self._check(subject)
+        self.check_subject(subject)
         search = Search(cfg, self.obfuscation_, subject)
         seconds = cfg.timeout_s if timeout_s is None else timeout_s
         steps = cfg.max_steps if max_steps is None else max_steps
-        found: list[Explanation] = []
+        explanations: list[Explanation] = []
         for x in torch.split(_pixels(subject, images), cfg.batch_size):
             with torch.no_grad():
                 logits = subject.logits(x).float().cpu()
-            targets = self._targets(subject, logits, target)
+            targets = self.targets_for(subject, logits, target)
             budget = Budget(steps, None if seconds is None else seconds * len(x), cfg.gap_share)
             deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
             maps = search.run(x, torch.tensor(targets), budget)
-            found.extend(self._explanations(subject, maps, logits, targets, deadline))
-        return found
+            explanations.extend(self._explanations(subject, maps, logits, targets, deadline))
+        return explanations
+
+    def lines(self, explanation: Explanation) -> list[str]:
+        """Return the smallest set of cells that keeps the decision, as a sentence."""
+        return [str(explanation.extra["summary"])]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the statistics of the obfuscation."""
@@ -112,33 +131,38 @@ class RdeExplainer(Explainer):
 
     # inside
 
-    def _gather(self, subject: Subject, data: Data, progress: Progress) -> tuple[Statistics, Tensor]:
-        """Return the statistics of the data and some images held out of them."""
+    def _gather(self, subject: Subject, data: Data, progress: Progress) -> tuple[Statistics, Tensor, FittedImages]:
+        """Return the statistics of the data, some images held out of them, and which rows are which."""
         cfg: RdeConfig = self.config
         random = torch.Generator().manual_seed(cfg.seed)
         statistics: Statistics | None = None
+        parts = FittedImages.each(len(data), cfg.held_out_every)
+        choose = data.spaced(cfg.calibration_images, cfg.seed, parts.report)
+        parts = FittedImages(parts.learn, choose, parts.report & ~choose)
         held: list[Tensor] = []
-        seen = 0
+        n_read = 0
         for batch in data.batches(subject, cfg.batch_size):
-            out = (torch.arange(seen, seen + len(batch)) % cfg.held_out_every) == cfg.held_out_every - 1
-            seen += len(batch)
-            held.extend(batch.images[out][: max(0, cfg.calibration_images - len(held))])
-            if bool((~out).any()):
-                shard = Statistics.of(batch.images[~out], random, cfg.rank, cfg.reference_size)
+            here = slice(n_read, n_read + len(batch))
+            learn, n_read = parts.learn[here], here.stop
+            held.extend(batch.images[parts.choose[here]])
+            if bool(learn.any()):
+                shard = Statistics.of(batch.images[learn], random, cfg.rank, cfg.reference_size)
                 statistics = shard if statistics is None else statistics.merge(shard)
-            progress("gathering statistics", seen, len(data))
+            progress("gathering statistics", n_read, len(data))
         if statistics is None or statistics.count < 2:
-            raise DataError(f"rde: wanted at least 2 images for the noise statistics, got {seen}; give more data.")
+            raise DataError(f"rde: wanted at least 2 images for the noise statistics, got {n_read}; give more data.")
         if not held:
-            log.warning("rde: only %d images, none can be held out; the limit is calibrated on those of the fit", seen)
+            log.warning(
+                "rde: only %d images, none can be held out; the limit is calibrated on those of the fit", n_read
+            )
             held = list(statistics.sample[: cfg.calibration_images])
-        return statistics, torch.stack(held)
+        return statistics, torch.stack(held), parts.first(n_read)
 
     def _explanations(
-        self, subject: Subject, maps: Found, logits: Tensor, targets: list[int], deadline: float | None
+        self, subject: Subject, maps: SearchResult, logits: Tensor, targets: list[int], deadline: float | None
     ) -> list[Explanation]:
         cfg: RdeConfig = self.config
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        predictions, wanted = class_scores(logits, subject, targets)
         limit = self._limit()
         out: list[Explanation] = []
         for i, (prediction, goal) in enumerate(zip(predictions, wanted, strict=True)):
@@ -156,7 +180,7 @@ class RdeExplainer(Explainer):
                 "curve": curve.to_json(),
                 "smallest_set": None
                 if smallest is None
-                else {"cells": smallest.size, "distortion": smallest.distortion, "kept": smallest.kept},
+                else {"cells": smallest.size, "distortion": smallest.distortion, "kept": smallest.kept_share},
                 "max_distortion": limit,
                 "solver": maps.solver[i],
                 "draws": maps.fresh.noise.shape[1],
@@ -181,7 +205,7 @@ class RdeExplainer(Explainer):
         limit: float | None = self.config.max_distortion
         return self.limit_ if limit is None else limit
 
-    def _curve(self, maps: Found, i: int) -> tuple[Tensor, RateCurve, list[int]]:
+    def _curve(self, maps: SearchResult, i: int) -> tuple[Tensor, RateCurve, list[int]]:
         """Return the ordering of one image, its measured curve, and the sizes that bound its bands."""
         m = maps.partition.size
         order = descending(maps.score[i], torch.Generator().manual_seed(self.config.seed))
@@ -190,7 +214,7 @@ class RdeExplainer(Explainer):
         return order, measure(maps.fresh, i, order, [*sizes, *bands]), bands
 
     def _concepts(
-        self, maps: Found, i: int, order: Tensor, curve: RateCurve, bands: list[int], logit: float
+        self, maps: SearchResult, i: int, order: Tensor, curve: RateCurve, bands: list[int], logit: float
     ) -> tuple[Concept, ...]:
         """Return the nested bands of cells with what each adds to the expected logit."""
         m, score = maps.partition.size, maps.score[i]
@@ -210,11 +234,11 @@ class RdeExplainer(Explainer):
             low, before = high, after
         return tuple(concepts)
 
-    def _calibrate(self, subject: Subject, x: Tensor, progress: Progress) -> None:
+    def _calibrate(self, subject: Subject, x: Tensor, progress: Progress) -> int:
         """Explain held-out images: the limit is the largest distortion up to which the median one keeps its decision.
 
-        The work is counted, not timed, so that the same seed gives the same artifact; only a network so slow that a
-        map takes several times the time of a request is cut short.
+        Returns how many of the images it used. The work is counted, not timed, so that the same seed gives the same
+        artifact; only a network so slow that a map takes several times the time of a request is cut short.
         """
         cfg: RdeConfig = self.config
         n = x[0].numel()
@@ -224,7 +248,7 @@ class RdeExplainer(Explainer):
         steps = max(2, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
         patience = None if cfg.timeout_s is None else CALIBRATION_PATIENCE * cfg.timeout_s * len(x)
         with torch.no_grad():
-            targets = torch.tensor(self._targets(subject, subject.logits(x).cpu(), None))
+            targets = torch.tensor(self.targets_for(subject, subject.logits(x).cpu(), None))
         progress("calibrating", 0, len(x))
         search = Search(cfg, self.obfuscation_, subject)
         draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 32)))
@@ -235,24 +259,43 @@ class RdeExplainer(Explainer):
             progress("calibrating", i + 1, len(x))
         limits = torch.tensor([kept_up_to(curve, cfg.keep_probability) for _, curve, _ in curves])
         self.limit_ = float(limits.quantile(0.5))  # an image that is barely decided must not set it to nothing
+        judged_by = medians_of_others(limits) if cfg.max_distortion is None else [cfg.max_distortion] * len(x)
         sets = [
-            smallest_set(maps.fresh, i, order, curve, self._limit(), cfg.keep_probability)[0]
-            for i, (order, curve, _) in enumerate(curves)
+            smallest_set(maps.fresh, i, order, curve, limit, cfg.keep_probability)[0]
+            for i, ((order, curve, _), limit) in enumerate(zip(curves, judged_by, strict=True))
+            if limit is not None
         ]
-        self._measure(maps, curves, [s.size for s in sets if s is not None])
+        self._measure(subject, maps, curves, [s.size for s in sets if s is not None])
+        return len(x)
 
-    def _measure(self, maps: Found, curves: list[tuple[Tensor, RateCurve, list[int]]], sets: list[int]) -> None:
+    def _measure(
+        self,
+        subject: Subject,
+        maps: SearchResult,
+        curves: list[tuple[Tensor, RateCurve, list[int]]],
+        sets: list[int],
+    ) -> None:
         """Say how good the maps of the held-out images are."""
         cfg: RdeConfig = self.config
         p, m = maps.fresh.problems, maps.partition.size
         blank = sum(float(curve.distortion[curve.at(0)]) for _, curve, _ in curves) / len(curves)
         noise = torch.rand(maps.score.shape, generator=torch.Generator().manual_seed(cfg.seed))
-        own, random = (
-            pixel_flip(p.network, p.images, p.targets, s, maps.partition, group=max(1, m // 16), draws=8, seed=cfg.seed)
+        by_score, random = (
+            pixel_flip(
+                p.network,
+                p.images,
+                p.targets,
+                s,
+                maps.partition,
+                group=max(1, m // 16),
+                draws=8,
+                seed=cfg.seed,
+                output=subject.output,
+            )
             for s in (maps.score, noise)
         )
         self.metrics = {
-            "flip_area": float(own.area().mean()),
+            "flip_area": float(by_score.area().mean()),
             "flip_area_random": float(random.area().mean()),
             "max_distortion": self._limit(),
             "blank_distortion": blank,
@@ -261,11 +304,22 @@ class RdeExplainer(Explainer):
         if sets:
             self.metrics["smallest_share"] = sum(sets) / len(sets) / m
         if cfg.method == "multi-rate" and blank > 0:
-            found = [rate for solver in maps.solver for rate in solver["rates"] if rate["gap"] is not None]
-            scale = blank * len(found)
-            self.metrics["gap_share"] = sum(r["gap"] for r in found) / scale
-            self.metrics["distortion_share"] = sum(r["monte_carlo"] for r in found) / scale
-            self.metrics["surrogate_error"] = sum(abs(r["distortion"] - r["monte_carlo"]) for r in found) / scale
+            rates = [rate for solver in maps.solver for rate in solver["rates"] if rate["gap"] is not None]
+            scale = blank * len(rates)
+            self.metrics["gap_share"] = sum(r["gap"] for r in rates) / scale
+            self.metrics["distortion_share"] = sum(r["monte_carlo"] for r in rates) / scale
+            self.metrics["surrogate_error"] = sum(abs(r["distortion"] - r["monte_carlo"]) for r in rates) / scale
+
+
+def medians_of_others(values: Tensor) -> list[float | None]:
+    """Return for each value the median of all the others; None for a single one.
+
+    >>> medians_of_others(torch.tensor([1.0, 2.0, 6.0]))
+    [4.0, 3.5, 1.5]
+    """
+    if len(values) < 2:
+        return [None] * len(values)
+    return [float(torch.cat([values[:i], values[i + 1 :]]).quantile(0.5)) for i in range(len(values))]
 
 
 def _pixels(subject: Subject, images: Any) -> Tensor:
@@ -285,7 +339,7 @@ def _summary(smallest: SmallestSet | None, cells: int, label: str, limit: float)
     if smallest is None:
         return f"no set of cells keeps {label!r} with distortion below {limit:.3g}: it is not what the model predicts"
     return (
-        f"{smallest.size} of {cells} cells keep {label!r} in {smallest.kept:.0%} of draws with distortion "
+        f"{smallest.size} of {cells} cells keep {label!r} in {smallest.kept_share:.0%} of draws with distortion "
         f"{smallest.distortion:.3g}, below {limit:.3g}"
     )
 

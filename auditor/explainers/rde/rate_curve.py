@@ -18,16 +18,16 @@ class RateCurve:
     sizes: tuple[int, ...]  # cells kept, ascending
     distortion: Tensor  # (sizes,)
     standard_error: Tensor  # (sizes,) of the distortion, over draws
-    kept: Tensor  # (sizes,) share of draws that still predict the target
+    kept_share: Tensor  # (sizes,) share of draws that still predict the target
     logit: Tensor  # (sizes,) mean target logit
 
     def at(self, size: int) -> int:
-        """Return the place of a size on the curve."""
+        """Return the index of a size on the curve."""
         return self.sizes.index(size)
 
     def to_json(self) -> list[dict[str, float]]:
         """Return one entry per size."""
-        columns = (self.distortion, self.standard_error, self.kept, self.logit)
+        columns = (self.distortion, self.standard_error, self.kept_share, self.logit)
         names = ("distortion", "standard_error", "kept", "logit")
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
@@ -41,7 +41,7 @@ class SmallestSet:
 
     size: int
     distortion: float
-    kept: float
+    kept_share: float
 
 
 def descending(score: Tensor, generator: torch.Generator) -> Tensor:
@@ -54,8 +54,8 @@ def measure(distortion: MonteCarlo, row: int, order: Tensor, sizes: list[int]) -
     """Keep the first cells of ``order`` (m,), for each of ``sizes``, and look at the logits."""
     p = distortion.problems
     sizes = sorted(set(sizes))
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
-    masks = (place[None] < torch.tensor(sizes)[:, None]).to(p.images.dtype)
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    masks = (rank[None] < torch.tensor(sizes)[:, None]).to(p.images.dtype)
     image = int(p.image_of[row])
     target = int(p.targets[image])
     logits = distortion.logits(masks, torch.full((len(sizes),), row))
@@ -63,13 +63,13 @@ def measure(distortion: MonteCarlo, row: int, order: Tensor, sizes: list[int]) -
     squares = 0.5 * (at_target - p.target_values[image]).square()
     draws = squares.shape[1]
     error = squares.std(1) / draws**0.5 if draws > 1 else torch.full((len(sizes),), torch.nan)
-    kept = (logits.argmax(2) == target).float().mean(1)
+    kept_share = (logits.argmax(2) == target).float().mean(1)
     whole = torch.tensor(sizes) == len(order)  # nothing is replaced: what is left is rounding
     return RateCurve(
         tuple(sizes),
         torch.where(whole, 0.0, squares.mean(1)),
         torch.where(whole, 0.0, error),
-        kept,
+        kept_share,
         torch.where(whole, p.target_values[image], at_target.mean(1)),
     )
 
@@ -87,7 +87,7 @@ def joined(a: RateCurve, b: RateCurve) -> RateCurve:
         tuple(sizes[i] for i in order),
         both(a.distortion, b.distortion),
         both(a.standard_error, b.standard_error),
-        both(a.kept, b.kept),
+        both(a.kept_share, b.kept_share),
         both(a.logit, b.logit),
     )
 
@@ -95,7 +95,7 @@ def joined(a: RateCurve, b: RateCurve) -> RateCurve:
 def kept_up_to(curve: RateCurve, keep: float) -> float:
     """Return the largest distortion on the curve up to which every set keeps the decision in ``keep`` of the draws."""
     order = curve.distortion.argsort(stable=True)
-    is_kept = (curve.kept[order] >= keep).to(torch.int8).cumprod(0)
+    is_kept = (curve.kept_share[order] >= keep).to(torch.int8).cumprod(0)
     return float((curve.distortion[order] * is_kept).max())
 
 
@@ -122,13 +122,13 @@ def smallest_set(
         now = time.monotonic()
         is_late = deadline is not None and now + (now - last) >= deadline
         last = now
-        passes = (curve.distortion <= limit) & (curve.kept >= keep)
+        passes = (curve.distortion <= limit) & (curve.kept_share >= keep)
         if not bool(passes.any()):
             return None, curve
         first = int(passes.to(torch.int8).argmax())
         size = curve.sizes[first]
         below = curve.sizes[first - 1] if first else -1
         if size - below <= 1 or is_late:
-            return SmallestSet(size, float(curve.distortion[first]), float(curve.kept[first])), curve
+            return SmallestSet(size, float(curve.distortion[first]), float(curve.kept_share[first])), curve
         between = torch.linspace(below, size, min(width, size - below - 1) + 2)[1:-1].round().int().tolist()
         curve = joined(curve, measure(distortion, row, order, [s for s in between if below < s < size]))

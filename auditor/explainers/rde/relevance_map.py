@@ -5,7 +5,7 @@
     Ord-RDE   min sum_{k=1}^{n-1} D(P p_k)  over doubly stochastic P         p_k: ones in the first k slots
     L-RDE     min D(s) + penalty |s|_1  over the cube                        the Lagrangian baseline
 
-After Macdonald, Waeldchen, Hauch and Kutyniok (2019) and Macdonald, Besancon and Pokutta (ICML 2022). The published
+After [Macdonald2019] and [MacdonaldBesanconPokutta2022]. The published
 code fills the last k slots of p_k and sums to n; ours fills the first and leaves k = n out, where D is 0.
 """
 
@@ -21,10 +21,25 @@ import torch
 from torch import Tensor
 
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.frank_wolfe.solver import FrankWolfe, Solution, Status, Step, decaying_momentum, exact_gradient, solve
 from auditor.kernels.frank_wolfe.polytope import Birkhoff, KSparse
 from auditor.kernels.frank_wolfe.projected_gradient import projected_gradient
-from auditor.kernels.frank_wolfe.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep, StepRule
+from auditor.kernels.frank_wolfe.solver import (
+    FrankWolfe,
+    Solution,
+    Status,
+    Step,
+    decaying_momentum,
+    exact_gradient,
+    solve,
+)
+from auditor.kernels.frank_wolfe.step_size import (
+    Backtracking,
+    MonotoneNonConvex,
+    NonConvex,
+    OpenLoop,
+    ShortStep,
+    StepRule,
+)
 
 WARM_T0 = 48  # the first step of an ordering that starts somewhere is 1/7
 
@@ -199,8 +214,8 @@ def multi_rate(
         part = Budget(budget.max_steps, left, budget.gap_share)
         ks = torch.full((n_images,), k)
         first = _within(s, k) if start is None else start[:, counts.index(k)]
-        told = partial(on_step, k)
-        answers[k] = rate_constrained(distortion, ks, first, part, method, told, blank, 0 if answers else 1)
+        report = partial(on_step, k)
+        answers[k] = rate_constrained(distortion, ks, first, part, method, report, blank, 0 if answers else 1)
         s = answers[k].s
     done = tuple(sorted(answers))
     return _relevance(done, [answers[k] for k in done], n_images, began)

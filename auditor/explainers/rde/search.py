@@ -15,12 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from auditor.perturbation.gaussian_moments import ClosedFormError
-from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems, Resampled
 from auditor.errors import OptionError
 from auditor.explainers.base import ExplainerConfig
-from auditor.perturbation.replacement import Kind, Obfuscation
-from auditor.perturbation.cells import Partition, components, grid, pixels, refined, superpixels
 from auditor.explainers.rde.relevance_map import (
     Budget,
     Distortion,
@@ -34,6 +30,10 @@ from auditor.explainers.rde.relevance_map import (
     multi_rate,
     ordering,
 )
+from auditor.perturbation.cells import Partition, components, grid, pixels, refined, superpixels
+from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems, Resampled
+from auditor.perturbation.gaussian_moments import ClosedFormError
+from auditor.perturbation.replacement import Kind, Obfuscation
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class RdeConfig(ExplainerConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchResult:
     """The maps of a batch: scores per cell, the certificates behind them, and what a reader should know."""
 
     score: Tensor  # (batch, m)
@@ -113,7 +113,7 @@ class Search:
     obfuscation: Obfuscation
     subject: Subject
 
-    def run(self, x: Tensor, targets: Tensor, budget: Budget, draws: int | None = None) -> Found:
+    def run(self, x: Tensor, targets: Tensor, budget: Budget, draws: int | None = None) -> SearchResult:
         """Search within ``budget`` (its time is for the whole batch); ``draws`` fixes the number of fresh draws."""
         cfg = self.config
         if (budget.timeout_s is not None and budget.timeout_s <= 0) or budget.max_steps < 1:
@@ -133,23 +133,23 @@ class Search:
             budget = replace(budget, timeout_s=SOLVE_SHARE * budget.timeout_s)
         if cfg.method == "ordering":
             score, solver = self._ordered(objective, len(x), partition.size, budget)
-            return Found(score, partition, name, solver, notes, fresh)
+            return SearchResult(score, partition, name, solver, notes, fresh)
         if cfg.method == "lagrangian":
             score, last = lagrangian(objective, len(x), partition.size, cfg.penalty, budget)
             sampled = fresh.value(score, torch.arange(len(x)))
-            found = zip(score.sum(1).tolist(), last.value.tolist(), sampled.tolist(), last.gap.tolist(), strict=True)
+            rows = zip(score.sum(1).tolist(), last.value.tolist(), sampled.tolist(), last.gap.tolist(), strict=True)
             solver = [
                 {"penalty": cfg.penalty, "kept": k, "objective": v, "monte_carlo": d, "gap": g, "steps": last.t}
-                for k, v, d, g in found
+                for k, v, d, g in rows
             ]
-            return Found(score, partition, name, solver, notes, fresh)
+            return SearchResult(score, partition, name, solver, notes, fresh)
         relevance = self._by_levels(objective, levels, len(x), rates, budget)
         if len(relevance.rates) < len(rates):
             notes.append(f"time was up before {len(rates) - len(relevance.rates)} of {len(rates)} rates had their turn")
         if relevance.failed():
             notes.append(f"{relevance.failed()} of {relevance.gap.numel()} solves met NaN gradients and were left out")
             log.warning("rde: %s", notes[-1])
-        return Found(relevance.score, partition, name, _certificates(relevance, fresh), notes, fresh)
+        return SearchResult(relevance.score, partition, name, _certificates(relevance, fresh), notes, fresh)
 
     def _method(self) -> Method:
         cfg = self.config
@@ -195,7 +195,7 @@ class Search:
             rough = [max(1, round(k * level.size / fine.size)) for k in rates]
             share = 1.0 if level is fine else 0.5
             left = None if deadline is None else max(1e-3, share * (deadline - time.monotonic()))
-            found = multi_rate(
+            maps = multi_rate(
                 _on(level, objective),
                 n,
                 level.size,
@@ -210,8 +210,8 @@ class Search:
                 break
             following = levels[i + 1]
             wanted = sorted({max(1, round(k * following.size / fine.size)) for k in rates})
-            start = torch.stack([_carried(found, level, following, k, n) for k in wanted], 1)
-        return found
+            start = torch.stack([_carried(maps, level, following, k, n) for k in wanted], 1)
+        return maps
 
     def _network(self, images: Tensor) -> Tensor:
         """Return logits like ``images``; the layout with channels last is what CPUs convolve photos fastest in."""
@@ -223,9 +223,9 @@ class Search:
         random = torch.Generator().manual_seed(self.config.seed)
         answer = ordering(objective, n, size, budget, sampled=size // 10 + 1, generator=random)
         done = answer.solution
-        found = zip(done.value.tolist(), done.gap.tolist(), done.status, strict=True)
+        rows = zip(done.value.tolist(), done.gap.tolist(), done.status, strict=True)
         return answer.score, [
-            {"objective": v, "gap": g, "status": status.name.lower(), "steps": done.steps} for v, g, status in found
+            {"objective": v, "gap": g, "status": status.name.lower(), "steps": done.steps} for v, g, status in rows
         ]
 
     def _affordable(self, problems: Problems, levels: int, timeout_s: float | None) -> tuple[int, int]:
@@ -269,10 +269,10 @@ def _on(cells: Partition, objective: Distortion) -> Distortion:
     return replace(objective, problems=replace(objective.problems, partition=cells))
 
 
-def _carried(found: Relevance, coarse: Partition, fine: Partition, k: int, n: int) -> Tensor:
+def _carried(coarse_maps: Relevance, coarse: Partition, fine: Partition, k: int, n: int) -> Tensor:
     """Return the masks of the nearest rate solved on coarse cells as masks of ``k`` fine ones."""
-    nearest = min(range(len(found.rates)), key=lambda i: abs(found.rates[i] * fine.size / coarse.size - k))
-    return refined(coarse, fine, found.masks[:, nearest], torch.arange(n), torch.full((n,), k))
+    nearest = min(range(len(coarse_maps.rates)), key=lambda i: abs(coarse_maps.rates[i] * fine.size / coarse.size - k))
+    return refined(coarse, fine, coarse_maps.masks[:, nearest], torch.arange(n), torch.full((n,), k))
 
 
 def _certificates(relevance: Relevance, fresh: MonteCarlo) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Fidelity d_D(F): how well single code values of single features tell attributes nobody trained on (paper, eq. 3).
+"""Fidelity d_D(F): how well codes of single features predict attributes nobody trained on ([Intersection], eq. 3).
 
 Every feature i and code j give two yes/no features, [v_i = j] and [v_i != j]; an attribute scores the best F1 among all
 of them, the fidelity is the mean over attributes. Two numbers keep it honest: the ``floor`` that an always-yes feature
@@ -55,8 +55,8 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
         raise DataError(
             f"fidelity: none of the {marks.shape[1]} attributes varies on the {len(marks)} images; give others."
         )
-    kept = np.flatnonzero(varies)
-    marks = np.ascontiguousarray(marks[:, kept])
+    varying = np.flatnonzero(varies)
+    marks = np.ascontiguousarray(marks[:, varying])
     score, winner = _best_f1(codes, marks, bits)
     frequency = marks.mean(0)
     order = np.random.default_rng(seed).permutation(len(marks))
@@ -78,7 +78,7 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
         float(_always_yes(frequency).mean()),
         honest,
         honest_floor,
-        kept,
+        varying,
         score,
         feature,
         code,
@@ -109,7 +109,7 @@ def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Int
     hits, said = counts[:, :, :-1].reshape(-1, marks.shape[1]), counts[:, :, -1].reshape(-1, 1)
     true = marks.sum(0)[None]
     best = np.full(marks.shape[1], -1.0)
-    place = np.zeros(marks.shape[1], dtype=np.int64)
+    candidate = np.zeros(marks.shape[1], dtype=np.int64)
     equal = np.ones(marks.shape[1], dtype=bool)
     step = 4096  # candidates at a time: a bounded buffer
     for first in range(0, len(hits), step):
@@ -118,10 +118,10 @@ def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Int
             both, total = (tp, yes + true) if is_equal else (true - tp, n - yes + true)
             value = 2 * both / np.maximum(total, 1)
             top = value.argmax(0)
-            found = value[top, np.arange(value.shape[1])]
-            better = found > best
-            best[better], place[better], equal[better] = found[better], (first + top)[better], is_equal
-    return best, (place // n_codes, place % n_codes, equal)
+            highest = value[top, np.arange(value.shape[1])]
+            better = highest > best
+            best[better], candidate[better], equal[better] = highest[better], (first + top)[better], is_equal
+    return best, (candidate // n_codes, candidate % n_codes, equal)
 
 
 def _checked(codes: Any, attributes: Any, bits: int) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:

@@ -44,14 +44,14 @@ class Change:
 def decisions(tree: Tree, row: Array, target: int) -> tuple[list[Decision], int]:
     """Return the decisions of one row of codes and its leaf; the root's value plus all contributions is the leaf's."""
     path = tree.path(row)
-    found = []
+    steps = []
     for node, after in itertools.pairwise(path):
         added = float(tree.value[after, target] - tree.value[node, target])
         feature = int(tree.feature[node])
-        found.append(
+        steps.append(
             Decision(node, feature, int(tree.threshold[node]), int(row[feature]), after == tree.left[node], added)
         )
-    return found, path[-1]
+    return steps, path[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +88,12 @@ class Boxes:
 
     def changes(self, tree: Tree, row: Array, n: int) -> list[Change]:
         """Return the ``n`` nearest leaves whose class differs: fewest code steps, then fewest features, then index."""
-        own = int(tree.value[tree.path(row)[-1]].argmax())
+        tree_class = int(tree.value[tree.path(row)[-1]].argmax())
         codes = row[self.features].astype(int)
         wanted = np.clip(codes, self.low, self.high)
         steps = np.abs(wanted - codes)
         classes = tree.value[self.leaves].argmax(1)
-        other = np.flatnonzero(classes != own)
+        other = np.flatnonzero(classes != tree_class)
         cost, count = steps.sum(1), (steps > 0).sum(1)
         ranked = other[np.lexsort((self.leaves[other], count[other], cost[other]))][:n]
         return [

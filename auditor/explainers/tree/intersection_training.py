@@ -4,7 +4,7 @@ Per batch, with v = q(F(x)), g = softmax G(v), T the tree fitted to all pairs (v
 
     lambda_1 CE(y, g) + lambda_2 softCE(t, g) + lambda_3 mean_batch |v * M|_1,     M ~ Bernoulli(p)^n, fresh each time
 
-Departures from the paper, on purpose: the tree splits by squared error on probabilities (the paper names a
+Departures from [Intersection], on purpose: the tree splits by squared error on probabilities (the paper names a
 classification criterion for a regression tree); the L1 term is averaged over the batch (the paper divides by the number
 of images; ``l1_norm="dataset"`` does that); lambda_2 warms up linearly over the first epoch; an epoch's first batch is
 taught by the last tree of the epoch before, because a tree of one batch has learned it by heart.
@@ -22,19 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from auditor.kernels.trees.tree import Codes, Tree, TreeLimits, fit_tree
-from auditor.kernels.trees.grower import TreeGrower
 from auditor.explainers.tree.quantised_features import Backbone, Representation
+from auditor.kernels.trees.grower import TreeGrower
+from auditor.kernels.trees.tree import Codes, Tree, TreeLimits, fit_tree
 
 Variant = Literal["full", "tree", "l1", "l2", "quantised", "soft_tree"]
-VARIANTS: dict[Variant, str] = {
-    "full": "network, tree and L1",
-    "tree": "network and tree",
-    "l1": "network and L1",
-    "l2": "network and L2",
-    "quantised": "network only",
-    "soft_tree": "a soft decision tree in place of the network",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """State after an epoch: losses are means over batches, accuracies are on the held-out rows."""
+    """State after an epoch: losses are means over batches, accuracies are on the trial rows."""
 
     number: int
     loss: float
@@ -88,28 +80,27 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def rows(self, rows: Tensor) -> Examples:
+        """Return the rows that a mask selects."""
+        return Examples(self.x[rows], self.y[rows])
+
 
 def train(
-    net: Representation, backbone: Backbone, train_set: Examples, held_out: Examples, recipe: Recipe
+    net: Representation, backbone: Backbone, train_set: Examples, trial: Examples, recipe: Recipe
 ) -> Iterator[Epoch]:
     """Yield one state per epoch, with ``refit_every`` batches (default: an eighth of an epoch) between tree fits.
 
     ``net`` (and a trainable ``backbone``) hold the weights of the last one yielded.
 
-    Early stopping is the paper's: at the ``stop_after_drops``-th epoch that lowers the held-out accuracy, the weights
+    Early stopping is the paper's: at the ``stop_after_drops``-th epoch that lowers the trial accuracy, the weights
     of the epoch before come back and the iteration ends.
     """
     order_of, mask_of = (torch.Generator().manual_seed(recipe.seed + shift) for shift in (0, 1_000_003))
-    parameters = [*net.parameters(), *backbone.parameters()]
-    optimiser: torch.optim.Optimizer
-    if recipe.optimiser == "adam":
-        optimiser = torch.optim.Adam(parameters, lr=recipe.lr)
-    else:
-        optimiser = torch.optim.SGD(parameters, lr=recipe.lr, momentum=0.9)
+    optimiser = _optimiser([*net.parameters(), *backbone.parameters()], recipe)
     refit_every = recipe.refit_every or max(1, len(train_set) // recipe.batch // 8)
     tree: Tree | None = None
     before, drops = -1.0, 0
-    kept = (copy.deepcopy(net.state_dict()), backbone.state())
+    state_before = (copy.deepcopy(net.state_dict()), backbone.state())
     for number in range(1, recipe.epochs + 1):
         net.train()
         sums, n_batches = np.zeros(3), 0
@@ -141,18 +132,24 @@ def train(
             optimiser.step()
             sums += [loss.item(), soft.item(), sparse.item()]
             n_batches += 1
-        scored = _score(net, backbone, train_set, held_out, recipe)
+        scored = _score(net, backbone, train_set, trial, recipe)
         is_drop = number > recipe.min_epochs and scored[0] < before
         drops += is_drop
         loss, soft, sparse = (sums / n_batches).tolist()
         yield Epoch(number, loss, soft, sparse, *scored, is_drop)
         if is_drop and drops >= recipe.stop_after_drops > 0:
-            net.load_state_dict(kept[0])
-            backbone.load(kept[1])
+            net.load_state_dict(state_before[0])
+            backbone.load(state_before[1])
             break
         before = scored[0]
-        kept = (copy.deepcopy(net.state_dict()), backbone.state())
+        state_before = (copy.deepcopy(net.state_dict()), backbone.state())
     net.eval()
+
+
+def _optimiser(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
+    if recipe.optimiser == "adam":
+        return torch.optim.Adam(parameters, lr=recipe.lr)
+    return torch.optim.SGD(parameters, lr=recipe.lr, momentum=0.9)
 
 
 @contextmanager
@@ -206,16 +203,16 @@ def _sparsity(v: Tensor, recipe: Recipe, generator: torch.Generator, n_rows: int
 
 
 def _score(
-    net: Representation, backbone: Backbone, train_set: Examples, held_out: Examples, recipe: Recipe
+    net: Representation, backbone: Backbone, train_set: Examples, trial: Examples, recipe: Recipe
 ) -> tuple[float, float, float, float]:
-    """Return held-out accuracy of network and tree, their agreement, and the share of zero codes."""
+    """Return trial accuracy of network and tree, their agreement, and the share of zero codes."""
     codes, g = codes_of(net, backbone, train_set.x)
     tree = fit_tree(codes, g.double().numpy(force=True), recipe.limits, bits=net.bits)
-    held, h = codes_of(net, backbone, held_out.x)
-    said, branch = h.argmax(1).cpu(), torch.from_numpy(tree.predict(held).argmax(1))
+    unseen, h = codes_of(net, backbone, trial.x)
+    said, branch = h.argmax(1).cpu(), torch.from_numpy(tree.predict(unseen).argmax(1))
     return (
-        float((said == held_out.y).double().mean()),
-        float((branch == held_out.y).double().mean()),
+        float((said == trial.y).double().mean()),
+        float((branch == trial.y).double().mean()),
         float((branch == said).double().mean()),
-        float((held == 0).mean()),
+        float((unseen == 0).mean()),
     )

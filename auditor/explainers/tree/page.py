@@ -16,8 +16,9 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from auditor.explainers.explanation import Explanation
 from auditor.attribution.heatmap import to_rgb
+from auditor.explainers.concept_page import checked_suffix
+from auditor.explainers.explanation import Explanation
 from auditor.explainers.tree.decision_path import Boxes
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
     hue = {int(c): HUES[int(c) % len(HUES)] for c in range(tree.value.shape[1])}
 
     def draw(node: int, parent: int | None, level: int) -> str:
-        own = int(tree.value[node].argmax())
+        top = int(tree.value[node].argmax())
         on = " on" if node in path else ""
         right, down = (x[node], TOP) if parent is None else (x[node] - x[parent], HEIGHT)
-        place = f'transform="translate({right:.1f},{down})"'
+        position = f'transform="translate({right:.1f},{down})"'
         line = ""
         if parent is not None:
             curve = f"M{-right:.1f} {14 - down}C{-right:.1f} {-down / 2:.0f} 0 {-down / 2:.0f} 0 -12"
             line = f'<path class="edge" d="{curve}"/>'
-        share = float(tree.value[node, own])
+        share = float(tree.value[node, top])
         if tree.feature[node] < 0:
             about = escape(f"{explainer.leaf_label(node)}, {tree.rows[node]} images")
             shots = explainer.gallery_.shots[int(np.searchsorted(leaves, node))]
@@ -93,19 +94,19 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
                 for i, shot in enumerate(shots)
             )
             return (
-                f'<g class="leaf{on}" {place}>{line}<rect class="box" x="-39" y="-12" width="78" '
-                f'height="26" rx="12" style="fill:{hue[own]}22"><title>{about}</title></rect>'
-                f'<text y="5" text-anchor="middle">{escape(_short(names[own]))} {share:.0%}</text>{picture}</g>'
+                f'<g class="leaf{on}" {position}>{line}<rect class="box" x="-39" y="-12" width="78" '
+                f'height="26" rx="12" style="fill:{hue[top]}22"><title>{about}</title></rect>'
+                f'<text y="5" text-anchor="middle">{escape(_short(names[top]))} {share:.0%}</text>{picture}</g>'
             )
         feature, threshold = int(tree.feature[node]), int(tree.threshold[node])
         rule = escape(f"{_short(explainer.label(feature), 14)} ≤ {threshold}")
         whole = escape(f"node {node}: {explainer.label(feature)} ≤ {threshold}; {tree.rows[node]} images")
         below = "".join(draw(int(child), node, level + 1) for child in (tree.left[node], tree.right[node]))
         return (
-            f'<g class="node{on}" id="n{node}" data-level="{level}" {place}>{line}<rect class="box" x="-52" y="-12" '
+            f'<g class="node{on}" id="n{node}" data-level="{level}" {position}>{line}<rect class="box" x="-52" y="-12" '
             f'width="104" height="26" rx="4"><title>{whole}</title></rect>'
             f'<text y="5" text-anchor="middle" pointer-events="none">{rule}</text>'
-            f'<text class="mostly" y="28" text-anchor="middle">{escape(_short(names[own], 9))} {share:.0%} …</text>'
+            f'<text class="mostly" y="28" text-anchor="middle">{escape(_short(names[top], 9))} {share:.0%} …</text>'
             f'<g class="below">{below}</g></g>'
         )
 
@@ -140,9 +141,9 @@ def write_tree_page(
     explainer: TreeExplainer, path: str | Path, explanation: Explanation | None = None, image: Tensor | None = None
 ) -> Path:
     """Write the page (or, for a name that ends in ``.svg``, the drawing alone) and return its path."""
-    path = Path(path)
+    path = checked_suffix(path, explainer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    is_drawing = path.suffix == ".svg"
+    is_drawing = path.suffix.lower() == ".svg"
     text = tree_svg(explainer, explanation) if is_drawing else tree_page(explainer, explanation, image)
     path.write_text(text, encoding="utf-8")
     return path
@@ -179,14 +180,14 @@ def _story(explanation: Explanation, image: Tensor | None) -> str:
 
 def _in_order(tree: Any) -> list[int]:
     """Return the leaves from left to right."""
-    found, stack = [], [0]
+    leaves, stack = [], [0]
     while stack:
         node = stack.pop()
         if tree.feature[node] < 0:
-            found.append(node)
+            leaves.append(node)
         else:
             stack += [int(tree.right[node]), int(tree.left[node])]
-    return found
+    return leaves
 
 
 def _png(crop: Tensor) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from auditor.errors import LayerError
 from auditor.kernels.trees.quantiser import Range, quantise, range_of
+from auditor.subject.layer_calls import on_call
 from auditor.subject.subject import Subject
 
 KEEP_RANGE = 0.9  # of the old range, when a training batch moves the average
@@ -61,9 +62,9 @@ class Representation(nn.Module):
         f = self.features(z)
         if not self.training:
             return quantise(f, self.bits, Range(self.lo, self.hi))
-        seen = range_of(f, per_feature=self.per_feature, percentile=self.percentile).holding_zero()
-        self._follow(seen)
-        return quantise(f, self.bits, seen)
+        batch_range = range_of(f, per_feature=self.per_feature, percentile=self.percentile).holding_zero()
+        self._follow(batch_range)
+        return quantise(f, self.bits, batch_range)
 
     def features(self, z: Tensor) -> Tensor:
         """Return F(z), non-negative, before rounding."""
@@ -82,12 +83,12 @@ class Representation(nn.Module):
         self.scale.fill_(1 / spread if spread > 1e-12 else 1.0)
 
     @torch.no_grad()
-    def _follow(self, seen: Range) -> None:
+    def _follow(self, batch_range: Range) -> None:
         if not self.hi.any():
-            self.lo.copy_(seen.lo)
-            self.hi.copy_(seen.hi)
+            self.lo.copy_(batch_range.lo)
+            self.hi.copy_(batch_range.hi)
             return
-        moved = Range(self.lo, self.hi).towards(seen, KEEP_RANGE)
+        moved = Range(self.lo, self.hi).towards(batch_range, KEEP_RANGE)
         self.lo.copy_(moved.lo)
         self.hi.copy_(moved.hi)
 
@@ -146,16 +147,15 @@ class Backbone:
         """Return the layer's output in its native shape."""
         if self.module is None:
             return self.subject.activations(images, [self.layer])[self.layer]
-        found: list[Tensor] = []
-        tap = self.module.get_submodule(self.layer)
-        handle = tap.register_forward_hook(lambda _module, _args, out: found.append(out))
+        outputs: list[Tensor] = []
+        handle = on_call(self.module, self.layer, outputs.append)
         try:
             self.module(self.subject.normalise(images))
         finally:
             handle.remove()
-        if len(found) != 1 or not isinstance(found[0], Tensor):
+        if len(outputs) != 1 or not isinstance(outputs[0], Tensor):
             raise LayerError(f"layer {self.layer!r} cannot be fine-tuned: it must put out one tensor, once per pass.")
-        return found[0]
+        return outputs[0]
 
     def pool(self, z: Tensor) -> Tensor:
         """Return activations as rows of inputs."""

@@ -1,7 +1,7 @@
 """Explanation heads of a classifier (kind ``xnn``): a few x-features whose weighted sum is the logit of a class.
 
-Qi, Khorram and Li, "Embedding deep networks into visual explanations". Losses: `auditor.kernels.networks.reconstruction_losses`; training:
-`auditor.explainers.xnn.head_objective`; heatmap of an x-feature: contrastive excitation backprop from its neuron to the pixels.
+[XNN]. Losses: `auditor.kernels.networks.reconstruction_losses`; training: `auditor.explainers.xnn.head_objective`;
+heatmap of an x-feature: contrastive excitation backprop from its neuron to the pixels.
 
     logit = c + sum_i v_i E_i + residual
 """
@@ -21,21 +21,26 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
 from auditor.data.source import Data
 from auditor.errors import DataError, LayerError, ModelError, OptionError
-from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
-from auditor.explainers.base import Explainer, ExplainerConfig, Progress, silent
+from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
-from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
+from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.layer_activations import harvest
-from auditor.explainers.xnn.head_training import Examples, Trained, check_classes, fit_heads
-from auditor.subject.layers import Layout
 from auditor.explainers.xnn.head_objective import SraeConfig
+from auditor.explainers.xnn.head_training import Examples, Trained, check_classes, fit_heads
+from auditor.explainers.xnn.heads import ChannelsFirst, XFeatures, XHeads
+from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over, with_heads
+from auditor.network.aten_graph import graph_of
+from auditor.progress import Progress, silent
+from auditor.subject.layer_calls import locate
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
-from auditor.explainers.xnn.heads import ChannelsFirst, XHeads
 
 log = logging.getLogger(__name__)
+
+MAX_SHARED_FEATURES = 16_384  # x-features of all classes per image: beyond that the head of the one class is cheaper
 
 
 class XnnConfig(ExplainerConfig):
@@ -52,9 +57,13 @@ class XnnConfig(ExplainerConfig):
     cells: int = Field(default=4, ge=1, description="Pooled cells per x-feature on a convolutional layer, a square.")
     lr: float = Field(default=2e-3, gt=0, description="Step size of Adam.")
     max_epochs: int = Field(default=200, ge=1, description="Epochs at most.")
-    patience: int = Field(default=20, ge=1, description="Epochs without gain on held-out images before stopping.")
-    max_images: int = Field(default=20_000, ge=2, description="Images read at most.")
-    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out.")
+    patience: int = Field(default=20, ge=1, description="Epochs without gain on trial images before stopping.")
+    max_images: int = Field(default=20_000, ge=2, description="Images read at most, spread over the classes.")
+    held_out_every: int = Field(
+        default=5,
+        ge=2,
+        description="Each n-th image is held out, in turn for the metrics and to choose the best epoch.",
+    )
     heatmap_layer: str | None = Field(default=None, description="Where heatmaps stop; default: the pixels.")
     checkpoint: str | None = Field(default=None, exclude=True, description="File to resume from after interruption.")
 
@@ -67,6 +76,8 @@ class XnnExplainer(Explainer):
 
     kind: ClassVar[str] = "xnn"
     Config: ClassVar[type[ExplainerConfig]] = XnnConfig
+    headline: ClassVar[tuple[str, ...]] = ("f_cls", "f_reg", "pull_away")
+    remedy: ClassVar[str] = "more x-features (--set n=10), longer training (--set max_epochs=500), or more images"
 
     heads_: XHeads
     classes_: list[int]
@@ -85,10 +96,12 @@ class XnnExplainer(Explainer):
         layer = head_layer(subject, cfg.layer)
         layout = subject.layout(layer)
         wanted = self._wanted(subject)
-        examples = read_examples(subject, data, layer, layout, cfg, progress)
+        drawn = data.spaced(cfg.max_images, cfg.seed)
+        examples = read_examples(subject, data.only(drawn), layer, layout, cfg, progress)
         _refuse_logits(examples, layer, subject)
         self.classes_ = self._present(subject, examples, wanted)
         check_classes(examples, self.classes_, cfg.n, subject.class_names)
+        examples.parts.warn_if_few(self.kind, "the best epoch")
         heads = make_heads(examples, len(self.classes_), layout, cfg)
         trained = fit_heads(
             heads,
@@ -98,7 +111,7 @@ class XnnExplainer(Explainer):
             max_epochs=cfg.max_epochs,
             patience=cfg.patience,
             checkpoint=Path(cfg.checkpoint) if cfg.checkpoint else None,
-            stamp=self._stamp(subject, data, layer),
+            stamp=self._stamp(subject, data, layer, examples.parts),
             progress=progress,
         )
         self.heads_, self.layout_ = heads, layout.name
@@ -107,21 +120,40 @@ class XnnExplainer(Explainer):
         self.metrics = measure(trained, examples, self.classes_)
         if any(self.dead_):
             log.warning("xnn: %d of %d x-features are dead", int(trained.dead.sum()), trained.dead.numel())
-        self._fitted_to(subject, data, layer)
+        self.record_fit(subject, data, layer, examples.parts.among(drawn))
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image by x-features; their contributions, bias and residual add up to the target's logit."""
-        return self._explain_by_passes(subject, images, target)
+        return self.explain_by_passes(subject, images, target)
 
-    def layers(self) -> list[str]:
+    @property
+    def n_concepts(self) -> int:
+        """Number of x-features of a class; all heads have as many, and share their names."""
+        return self.heads_.n_features
+
+    def reads(self) -> Reads:
         """Return the one layer that the heads read."""
         assert self.layer_ is not None
-        return [self.layer_]
+        if self.heads_.v.numel() > MAX_SHARED_FEATURES:
+            return Reads((self.layer_,))
+        heads, layout = self.heads_, self.layout_
+        return Reads((self.layer_,), (FurtherOutput(heads.digest, self.layer_, lambda _: XFeatures(heads, layout)),))
 
-    def can_explain(self, target: int) -> bool:
-        """Whether there is a head for this class."""
-        return target in self.classes_
+    def explainable_classes(self) -> list[int]:
+        """Return the classes that have a head."""
+        return self.classes_
+
+    def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
+        """Return the logits with those of all heads replaced by what the heads say."""
+        assert self.layer_ is not None
+        logits_hat = []
+        with torch.no_grad():
+            for part in torch.split(subject.pixels(images), self.config.batch_size):
+                logits, taken = subject.run(part, [self.layer_])
+                ybar = self.heads_.predict(self.features(taken[self.layer_]))
+                logits_hat.append(with_heads(ybar, logits.float().cpu(), self.classes_))
+        return torch.cat(logits_hat)
 
     def explain_from(
         self,
@@ -137,18 +169,16 @@ class XnnExplainer(Explainer):
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
         z = activations[self.layer_]
-        given = activations.get(self.features_key())  # (batch, classes, features, cells)
-        E = self.features(z) if given is None else given.transpose(0, 1)
-        return self.explain_features(subject, images, logits, z, E, self._targets(subject, logits, targets), heatmaps)
+        shared = activations.get(self.heads_.digest)  # (batch, classes, features, cells)
+        E = self.features(z) if shared is None else shared.transpose(0, 1).cpu()
+        return self.explain_features(
+            subject, images, logits, z, E, self.targets_for(subject, logits, targets), heatmaps
+        )
 
     def features(self, z: Tensor) -> Tensor:
         """Return the x-features (classes, batch, features, cells) of the layer's activations."""
         with torch.no_grad():
             return self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
-
-    def features_key(self) -> str:
-        """Return the name under which a shared pass may hand in the x-features too: equal heads, equal name."""
-        return f"x-features {self.heads_.digest}"
 
     def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
         """Return the heatmaps of all x-features of one class on pixels ``x``."""
@@ -246,9 +276,9 @@ class XnnExplainer(Explainer):
             biases = self.heads_.c[rows].double()
             sums: list[float] = (biases + parts.sum(1)).tolist()
         activations, contributions, bias = mine.mean(-1).tolist(), parts.tolist(), biases.tolist()
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        predictions, wanted = class_scores(logits, subject, targets)
         pictures = self._pictures(subject, x, z, targets) if heatmaps else dict.fromkeys(targets, (None, "", []))
-        found = []
+        explanations = []
         for i, (k, row) in enumerate(zip(targets, rows, strict=True)):
             ybar = sums[i]
             maps, note = pictures[k][0], pictures[k][1]
@@ -264,7 +294,7 @@ class XnnExplainer(Explainer):
                 )
                 for f in range(self.heads_.n_features)
             )
-            found.append(
+            explanations.append(
                 Explanation(
                     kind=self.kind,
                     name=self.name,
@@ -277,7 +307,7 @@ class XnnExplainer(Explainer):
                     extra={"ybar": ybar},
                 )
             )
-        return found
+        return explanations
 
     def label(self, index: int) -> str:
         """Return the name a person gave to an x-feature, or a plain one."""
@@ -295,16 +325,16 @@ class XnnExplainer(Explainer):
     def _pictures(
         self, subject: Subject, x: Tensor, z: Tensor, targets: list[int]
     ) -> dict[int, tuple[Heatmaps | None, str, list[int]]]:
-        found: dict[int, tuple[Heatmaps | None, str, list[int]]] = {}
+        pictures: dict[int, tuple[Heatmaps | None, str, list[int]]] = {}
         for k in dict.fromkeys(targets):
             mine = [i for i, t in enumerate(targets) if t == k]
             try:
                 maps = self.heatmaps(subject, x[mine], k, z[mine])
-                found[k] = (maps, "", mine)
+                pictures[k] = (maps, "", mine)
             except (LayerError, ModelError) as err:  # numbers stand without pictures
                 log.warning("xnn: no heatmaps: %s", err)
-                found[k] = (None, f"no heatmap: {err}", mine)
-        return found
+                pictures[k] = (None, f"no heatmap: {err}", mine)
+        return pictures
 
     def _engine(self, subject: Subject, row: int) -> ExcitationBackprop:
         engines = self._engines.setdefault(subject, {})
@@ -322,10 +352,11 @@ class XnnExplainer(Explainer):
         with torch.no_grad():
             return self.heads_.cell_mass(self.features(z)[row], row)
 
-    def _stamp(self, subject: Subject, data: Data, layer: str) -> str:
+    def _stamp(self, subject: Subject, data: Data, layer: str, parts: FittedImages) -> str:
         how_long = {"max_epochs", "patience"}  # a training may go on for longer than was first thought
         options = json.dumps(self.config.model_dump(mode="json", exclude=how_long), sort_keys=True)
-        return hashlib.sha256(f"{subject.digest}|{data.digest}|{layer}|{options}".encode()).hexdigest()
+        text = f"{subject.digest}|{data.digest}|{layer}|{options}|{parts.to_json()}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def head_layer(subject: Subject, name: str | None = None) -> str:
@@ -353,38 +384,32 @@ def source_of(subject: Subject, name: str) -> str:
     at = [item.name for item in items].index(name)
     with torch.no_grad():
         x = torch.rand(1, *subject.input_shape, generator=torch.Generator().manual_seed(0))
-        found = subject.activations(x, [name, *(i.name for i in items[max(0, at - 6) : at] if i.explainable)])
+        outputs = subject.activations(x, [name, *(i.name for i in items[max(0, at - 6) : at] if i.explainable)])
     for item in reversed(items[max(0, at - 6) : at]):
-        same = item.explainable and found[item.name].shape == found[name].shape
-        if same and torch.equal(found[item.name], found[name]):
+        same = item.explainable and outputs[item.name].shape == outputs[name].shape
+        if same and torch.equal(outputs[item.name], outputs[name]):
             return source_of(subject, item.name)
     return name
 
 
 def _module_of(subject: Subject, name: str) -> torch.nn.Module:
-    return subject.module.get_submodule(name)
+    return locate(subject.module, name)[0]
 
 
 def read_examples(
     subject: Subject, data: Data, layer: str, layout: Layout, cfg: XnnConfig, progress: Progress = silent
 ) -> Examples:
-    """Read activations, logits and labels of at most ``max_images`` images, every n-th held out."""
-    Z, logits, labels, held, n = [], [], [], [], 0
-    for batch, out, y, z in harvest(
-        subject, data, layer, batch_size=cfg.batch_size, every=cfg.held_out_every, progress=progress
-    ):
-        room = cfg.max_images - n
-        Z.append(_channels_first(z, layout.name)[:room].float().cpu())
-        logits.append(y[:room].float().cpu())
-        labels.append(batch.labels[:room])
-        held.append(out[:room])
-        n += len(Z[-1])
-        if n >= cfg.max_images:
-            log.info("xnn: read the first %d images (max_images)", n)
-            break
+    """Read activations, logits and labels of ``data``; each n-th image chooses or reports, in turn."""
+    data.check_labels(subject)
+    Z, logits, labels = [], [], []
+    for batch, _, y, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress):
+        Z.append(_channels_first(z, layout.name).float().cpu())
+        logits.append(y.float().cpu())
+        labels.append(batch.labels)
     if not Z:
         raise DataError("xnn: the data has no images; give at least a few of every class.")
-    return Examples(torch.cat(Z), torch.cat(logits), torch.cat(labels), torch.cat(held))
+    parts = FittedImages.each(sum(len(z) for z in Z), cfg.held_out_every, choose=True)
+    return Examples(torch.cat(Z), torch.cat(logits), torch.cat(labels), parts)
 
 
 def make_heads(examples: Examples, n_classes: int, layout: Layout, cfg: XnnConfig) -> XHeads:
@@ -412,14 +437,16 @@ def srae_config(cfg: XnnConfig) -> SraeConfig:
 
 
 def measure(trained: Trained, examples: Examples, classes: list[int]) -> dict[str, float]:
-    """Return the mean over classes of every figure on held-out images, and how the training went."""
-    kept = examples.part(examples.held) if bool(examples.held.any()) else examples
+    """Return the mean over classes of every figure on the images to report on, and how the training went."""
+    unseen = examples.reported
     with torch.no_grad():
-        ybar = torch.cat([trained.heads.predict(trained.heads.encode(Z)) for Z in torch.split(kept.Z, 1024)], 1)
-    positive = kept.positives(classes)
-    each = [faithfulness_of(ybar[i], kept.logits, k, positive[i]) for i, k in enumerate(classes)]
+        ybar = torch.cat([trained.heads.predict(trained.heads.encode(Z)) for Z in torch.split(unseen.Z, 1024)], 1)
+    positive = unseen.positives(classes)
+    each = [faithfulness_of(ybar[i], unseen.logits, k, positive[i]) for i, k in enumerate(classes)]
     alive = (~trained.dead).sum(1).double()
+    together = with_heads(ybar, unseen.logits, classes).argmax(1) == unseen.logits.argmax(1)
     figures = mean_over(each) | {
+        "f_cls": float(together.double().mean()),
         "pull_away": float(trained.pull_away.mean()),
         "pull_away_live": float(trained.live_pull_away.mean()),
         "alive": float(alive.mean()),
@@ -428,7 +455,7 @@ def measure(trained: Trained, examples: Examples, classes: list[int]) -> dict[st
         "epochs": float(trained.epochs),
         "diverged": float(bool(trained.diverged)),
         "n_classes": float(len(classes)),
-        "n_held_out": float(len(kept.Z)),
+        "n_held_out": float(len(unseen.Z)),
     }
     return {k: v for k, v in figures.items() if not math.isnan(v)}
 

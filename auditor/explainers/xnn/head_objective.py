@@ -2,7 +2,7 @@
 
     minimise  L_FS + beta L_SR + eta L_PT       over encoder, decoder, v and c, for all classes in one batched pass
 
-Choices where the paper is silent: Adam; every dimension of Z divided by its root mean square; L_SR through the slope of
+Choices where [XNN] is silent: Adam; every dimension of Z divided by its root mean square; L_SR through the slope of
 the log at a running error (no mini-batch bias); positives and negatives weigh the same in total; a dead x-feature (zero
 on a whole epoch, twice in a row) is sown again.
 """
@@ -19,8 +19,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from auditor.errors import NumericsError
-from auditor.kernels.networks.reconstruction_losses import dimension_errors, faithfulness, pull_away, running_reconstruction
 from auditor.explainers.xnn.heads import XHeads
+from auditor.kernels.networks.reconstruction_losses import (
+    dimension_errors,
+    faithfulness,
+    pull_away,
+    running_reconstruction,
+)
 
 Variant = Literal["srae", "nn", "sae", "cae"]
 
@@ -101,7 +106,7 @@ def start_state(heads: XHeads, problem: Problem, config: SraeConfig) -> Training
 
 
 def train(problem: Problem, state: TrainingState, config: SraeConfig) -> Iterator[TrainingState]:
-    """Yield the state after every epoch, for ever; whoever iterates stops. NaN losses are an error."""
+    """Yield the state after every epoch, without end: the caller stops. NaN losses are an error."""
     m, heads = len(problem.Z), state.heads
     spread = problem.spread
     for epoch in itertools.count(state.epoch + 1):

@@ -16,10 +16,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from auditor.errors import DataError, NumericsError, OptionError
-from auditor.explainers.base import Progress, silent
-from auditor.kernels.networks.reconstruction_losses import live_pull_away, pull_away
-from auditor.explainers.xnn.head_objective import Problem, SraeConfig, TrainingState, fit_predictor, normalise, start_state, train, weights_of
+from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.xnn.head_objective import (
+    Problem,
+    SraeConfig,
+    TrainingState,
+    fit_predictor,
+    normalise,
+    start_state,
+    train,
+    weights_of,
+)
 from auditor.explainers.xnn.heads import XHeads
+from auditor.kernels.networks.reconstruction_losses import live_pull_away, pull_away
+from auditor.progress import Progress, silent
 
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY_S = 5.0
@@ -27,21 +37,36 @@ CHECKPOINT_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Examples:
-    """Activations, logits and labels (-1: unknown) of a set of images, the held-out ones marked."""
+    """Activations, logits and labels (-1: unknown) of a set of images, and which to learn, choose and report on."""
 
     Z: Tensor
     logits: Tensor
     labels: Tensor
-    held: Tensor
+    parts: FittedImages
 
     def positives(self, classes: Sequence[int]) -> Tensor:
         """Return (classes, examples): of the class by label, by the model's own prediction where there is none."""
-        own = torch.where(self.labels >= 0, self.labels, self.logits.argmax(1))
-        return torch.stack([own == k for k in classes])
+        classes_of_rows = torch.where(self.labels >= 0, self.labels, self.logits.argmax(1))
+        return torch.stack([classes_of_rows == k for k in classes])
 
     def part(self, rows: Tensor) -> Examples:
         """Return the examples that ``rows`` selects."""
-        return Examples(self.Z[rows], self.logits[rows], self.labels[rows], self.held[rows])
+        return Examples(self.Z[rows], self.logits[rows], self.labels[rows], self.parts.rows(rows))
+
+    @property
+    def learned(self) -> Examples:
+        """The examples to learn from."""
+        return self.part(self.parts.learn)
+
+    @property
+    def trial(self) -> Examples:
+        """The examples that choose the best epoch; those learned from where there are none."""
+        return self.part(self.parts.choose) if bool(self.parts.choose.any()) else self.learned
+
+    @property
+    def reported(self) -> Examples:
+        """The examples to report on; all of them where none could be held out."""
+        return self.part(self.parts.report) if bool(self.parts.report.any()) else self
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,7 @@ def check_classes(examples: Examples, classes: Sequence[int], n_features: int, n
                 f"xnn: class {names[k]!r} has no {which} example among {len(row)} images, and a head needs both. "
                 f"Give data with images of this class and of others, or name another target."
             )
-    n_train = int((~examples.held).sum())
+    n_train = examples.parts.counts["learn"]
     if n_train < n_features:
         raise DataError(
             f"xnn: {n_train} training images are fewer than {n_features} x-features. Give more images, or lower n."
@@ -87,10 +112,12 @@ def fit_heads(
     stamp: str = "",
     progress: Progress = silent,
 ) -> Trained:
-    """Train until no class improves on held-out faithfulness for ``patience`` epochs; each keeps its best epoch."""
-    seen = examples.part(~examples.held)
-    kept = examples.part(examples.held) if bool(examples.held.any()) else seen
-    problem, judge = _problem(seen, classes), _problem(kept, classes)
+    """Train until no class gains faithfulness on trial images for ``patience`` epochs; each keeps its best epoch.
+
+    Which features are dead and how far apart they are is measured on the images to report on, unused till then.
+    """
+    learned = examples.learned
+    problem, judge = _problem(learned, classes), _problem(examples.trial, classes)
     state = start_state(heads, problem, config)
     best = _Best(heads, len(classes))
     if checkpoint is not None and checkpoint.exists():
@@ -100,7 +127,7 @@ def fit_heads(
     try:
         if state.epoch < max_epochs and bool((best.since < patience).any()):
             for _ in train(problem, state, config):  # each round is one epoch of `state`
-                best.judge(heads, _held_out_loss(heads, judge, config, state))
+                best.judge(heads, _trial_loss(heads, judge, config, state))
                 progress("training heads", state.epoch, max_epochs)
                 if checkpoint is not None and monotonic() - written > CHECKPOINT_EVERY_S:
                     _write(checkpoint, state, best, stamp)
@@ -120,10 +147,10 @@ def fit_heads(
     best.put_back(heads)
     if config.variant == "cae":
         fit_predictor(heads, problem)
-    normalise(heads, seen.Z)
+    normalise(heads, learned.Z)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return _summary(heads, kept.Z, state, diverged)
+    return _summary(heads, examples.reported.Z, state, diverged)
 
 
 def _problem(examples: Examples, classes: Sequence[int]) -> Problem:
@@ -131,7 +158,7 @@ def _problem(examples: Examples, classes: Sequence[int]) -> Problem:
     return Problem(examples.Z, y, weights_of(examples.positives(classes)))
 
 
-def _held_out_loss(heads: XHeads, judge: Problem, config: SraeConfig, state: TrainingState) -> Tensor:
+def _trial_loss(heads: XHeads, judge: Problem, config: SraeConfig, state: TrainingState) -> Tensor:
     if config.variant == "cae":  # nothing to be faithful to yet: follow the reconstruction it is trained on
         return state.losses["reconstruction"]
     with torch.no_grad():

@@ -56,11 +56,11 @@ class XHeads(nn.Module):
 
     @cached_property
     def digest(self) -> str:
-        """Return what tells these heads from others: a hash of the encoder; ask for it once they are trained."""
-        found = hashlib.sha256(repr((self.activation, self.cells)).encode())
+        """Return what distinguishes these heads: a hash of the encoder; ask for it once they are trained."""
+        digest = hashlib.sha256(repr((self.activation, self.cells)).encode())
         for tensor in (self.scale, *self.encoder_w, *self.encoder_b):
-            found.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def n_features(self) -> int:
@@ -155,6 +155,34 @@ class ChannelsFirst(nn.Module):
         if self.layout == "tokens":
             return z.transpose(1, 2).unsqueeze(-1)
         return z.permute(0, 3, 1, 2) if self.layout == "map-last" else z
+
+
+class XFeatures(nn.Module):
+    """A layer's activations (native shape) to the x-features of all classes, (batch, classes, features, cells)."""
+
+    def __init__(self, heads: XHeads, layout: str) -> None:
+        super().__init__()
+        self.heads, self.channels_first = heads, ChannelsFirst(layout)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Return the x-features, the batch first."""
+        Z = self.channels_first(z)
+        E = self._encode_by_slices(Z) if torch.compiler.is_exporting() else self.heads.encode(Z)
+        return E.transpose(0, 1)
+
+    def _encode_by_slices(self, Z: Tensor) -> Tensor:
+        """Return ``heads.encode(Z)`` with the pooling written out, for which ONNX has no operator."""
+        E = self.heads.embed(self.heads.rows(Z))  # (classes, rows, features)
+        if Z.dim() == 2:
+            return E.unsqueeze(-1)
+        k, n, (h, w), side = E.shape[0], E.shape[2], Z.shape[2:], math.isqrt(self.heads.cells)
+        maps = E.view(k, -1, h, w, n)
+        cells = []
+        for i, j in itertools.product(range(side), repeat=2):
+            rows = slice(i * h // side, -(-(i + 1) * h // side))
+            columns = slice(j * w // side, -(-(j + 1) * w // side))
+            cells.append(maps[:, :, rows, columns].amax((2, 3)))
+        return torch.stack(cells, dim=-1)  # (classes, examples, features, cells)
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "identity": nn.Identity}

@@ -49,6 +49,17 @@ def faithfulness_of(ybar: Tensor, logits: Tensor, k: int, positive: Tensor) -> F
     )
 
 
+def with_heads(ybar: Tensor, logits: Tensor, classes: list[int]) -> Tensor:
+    """Return logits (examples, classes) with those of ``classes`` replaced by ``ybar`` (len(classes), examples).
+
+    >>> with_heads(torch.tensor([[9.0]]), torch.tensor([[1.0, 2.0]]), [1]).tolist()
+    [[1.0, 9.0]]
+    """
+    replaced = logits.clone()
+    replaced[:, classes] = ybar.T.to(logits)
+    return replaced
+
+
 def _mean(x: Tensor) -> float:
     return float(x.double().mean()) if x.numel() else float("nan")
 

@@ -1,4 +1,4 @@
-"""Contact sheet like figure 3.8 of the paper: image, 1-Heatmap, then the x-features, sorted, their number above."""
+"""Contact sheet like figure 3.8 of [Khorram2020]: image, 1-Heatmap, then the x-features, sorted, their number above."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from auditor.attribution.excitation import ExcitationBackprop
-from auditor.explainers.explanation import Explanation
 from auditor.attribution.heatmap import BLUE, RED, overlay, to_rgb
-from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
+from auditor.explainers.explanation import Explanation
 from auditor.explainers.xnn.explainer import XnnExplainer
+from auditor.network.aten_graph import graph_of
+from auditor.subject.subject import Subject
 
 INK = (30, 30, 30)
 

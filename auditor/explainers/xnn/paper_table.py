@@ -14,18 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
 from auditor.data.source import Data
 from auditor.errors import DataError, OptionError
-from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
-from auditor.explainers.base import Progress, silent
-from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
+from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.xnn.explainer import XnnConfig, head_layer, make_heads, read_examples, srae_config
 from auditor.explainers.xnn.head_training import Examples, check_classes, fit_heads
-from auditor.subject.layers import Layout
+from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.orthogonality import orthogonality
+from auditor.network.aten_graph import graph_of
+from auditor.progress import Progress, silent
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
-from auditor.subject_graph import graph_of
-from auditor.explainers.xnn.explainer import XnnConfig, head_layer, make_heads, read_examples, srae_config
 
 METHODS = ("srae", "nn", "sae", "cae", "lasso", "1-heatmap")
 Parts = Callable[[str, tuple[int, int]], Tensor]  # image id and size -> soft part masks (parts, height, width)
@@ -68,8 +69,8 @@ def xnn_table(
 ) -> list[Row]:
     """Fit every method to the asked classes and measure it on unseen images; parts default to a 4 x 4 grid.
 
-    Unseen are all images of ``judged_on``; without it the held-out part of ``data``, which then also tells the heads
-    when to stop, so that their faithfulness looks a little better than it is.
+    Unseen are all images of ``judged_on``; without it the part of ``data`` that neither trains the heads nor decides
+    when they stop.
     """
     unknown = [m for m in methods if m not in METHODS]
     if unknown:
@@ -78,25 +79,29 @@ def xnn_table(
     layout = subject.layout(layer)
     if layout.name != "vector":
         raise OptionError(f"xnn table: layer {layer!r} has positions; the table compares heads on a vector layer.")
+    data = data.only(data.spaced(config.max_images, config.seed))
+    if judged_on is not None:
+        judged_on = judged_on.only(judged_on.spaced(config.max_images, config.seed))
     examples = read_examples(subject, data, layer, layout, config, progress)
     asked = [config.target] if config.target is not None else config.targets
     classes = [subject.class_index(t) for t in asked] if asked is not None else _present(subject, examples)
     check_classes(examples, classes, config.n, subject.class_names)
-    kept = examples.part(examples.held) if bool(examples.held.any()) else examples
+    unseen = examples.reported
     if judged_on is not None:
-        kept = read_examples(subject, judged_on, layer, layout, config, progress)
-        kept = replace(kept, held=torch.ones_like(kept.held))
+        unseen = read_examples(subject, judged_on, layer, layout, config, progress)
+        n = len(unseen.Z)
+        unseen = replace(unseen, parts=FittedImages.of_rows(n, report=torch.arange(n)))
     shown = _shown(
-        subject, judged_on or data, kept if judged_on else examples, classes, images_per_class, config, parts
+        subject, judged_on or data, unseen if judged_on else examples, classes, images_per_class, config, parts
     )
     if judged_on is not None and not shown:
         raise DataError(
-            f"xnn table: the {len(kept.Z)} images to measure on hold none of the asked classes. Give images of them."
+            f"xnn table: the {len(unseen.Z)} images to measure on hold none of the asked classes. Give images of them."
         )
     rows = []
     for i, method in enumerate(methods):
         progress(f"method {method}", i, len(methods))
-        rows.append(_row(subject, examples, kept, classes, layer, layout, method, config, shown, lasso_alpha))
+        rows.append(_row(subject, examples, unseen, classes, layer, layout, method, config, shown, lasso_alpha))
     progress("done", len(methods), len(methods))
     return rows
 
@@ -104,7 +109,7 @@ def xnn_table(
 def _row(
     subject: Subject,
     examples: Examples,
-    kept: Examples,
+    unseen: Examples,
     classes: list[int],
     layer: str,
     layout: Layout,
@@ -119,13 +124,13 @@ def _row(
     predicted: list[Tensor] = []
     heat: list[tuple[int, Heatmaps, Tensor]] = []  # class, maps, which features count (batch, features)
     if method == "1-heatmap":
-        for k, own in shown.items():
-            maps = engine.maps(subject.normalise(own.x), [k])
+        for k, images in shown.items():
+            maps = engine.maps(subject.normalise(images.x), [k])
             heat.append((k, maps, ~maps.empty))
     elif method == "lasso":
         for k in classes:
-            w, c = lasso(examples.part(~examples.held), k, lasso_alpha, config.n)
-            predicted.append(kept.Z @ w + c)
+            w, c = lasso(examples.learned, k, lasso_alpha, config.n)
+            predicted.append(unseen.Z @ w + c)
             s = shown.get(k)
             chosen = w.nonzero().flatten()
             if s is not None and len(chosen):
@@ -138,7 +143,7 @@ def _row(
             heads, examples, classes, srae_config(cfg), max_epochs=cfg.max_epochs, patience=cfg.patience
         )
         with torch.no_grad():
-            predicted = list(torch.cat([heads.predict(heads.encode(Z)) for Z in torch.split(kept.Z, 1024)], 1))
+            predicted = list(torch.cat([heads.predict(heads.encode(Z)) for Z in torch.split(unseen.Z, 1024)], 1))
         alive, pull = float((~trained.dead).sum(1).double().mean()), float(trained.pull_away.mean())
         for i, k in enumerate(classes):
             s = shown.get(k)
@@ -148,8 +153,8 @@ def _row(
                 heat.append((k, maps, ~maps.empty & ~maps.inactive))
     f_reg = f_cls = nan
     if predicted:
-        positive = kept.positives(classes)
-        each = [faithfulness_of(predicted[i], kept.logits, k, positive[i]) for i, k in enumerate(classes)]
+        positive = unseen.positives(classes)
+        each = [faithfulness_of(predicted[i], unseen.logits, k, positive[i]) for i, k in enumerate(classes)]
         f_reg, f_cls = mean_over(each)["f_reg"], mean_over(each)["f_cls"]
     o1, o2 = _orthogonality(heat)
     return Row(method, f_reg, f_cls, o1, o2, _locality(heat, shown), alive, pull)
@@ -185,8 +190,8 @@ def _shown(
     config: XnnConfig,
     parts: Parts | None,
 ) -> dict[int, Shown]:
-    """Collect the first held-out positives of every class for the heatmap figures, reading the data once more."""
-    positive = examples.positives(classes) & examples.held
+    """Collect the first unseen positives of every class for the heatmap figures, reading the data once more."""
+    positive = examples.positives(classes) & examples.parts.report
     taken: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {k: [] for k in classes}
     row = 0
     size = (subject.input_shape[1], subject.input_shape[2])
@@ -197,8 +202,8 @@ def _shown(
                 break
             for j, k in enumerate(classes):
                 if bool(positive[j, row + i]) and len(taken[k]) < per_class:
-                    own = plain if parts is None else parts(batch.ids[i], size)
-                    taken[k].append((batch.images[i], examples.Z[row + i], own))
+                    image_parts = plain if parts is None else parts(batch.ids[i], size)
+                    taken[k].append((batch.images[i], examples.Z[row + i], image_parts))
         row += len(batch)
         if row >= len(examples.Z):
             break
@@ -210,10 +215,10 @@ def _shown(
 
 
 def _orthogonality(heat: list[tuple[int, Heatmaps, Tensor]]) -> tuple[float, float]:
-    found = [o for _, maps, _ in heat if (o := orthogonality(maps.maps)) is not None]
-    if not found:
+    measured = [o for _, maps, _ in heat if (o := orthogonality(maps.maps)) is not None]
+    if not measured:
         return math.nan, math.nan
-    return sum(o.o1 for o in found) / len(found), sum(o.o2 for o in found) / len(found)
+    return sum(o.o1 for o in measured) / len(measured), sum(o.o2 for o in measured) / len(measured)
 
 
 def _locality(heat: list[tuple[int, Heatmaps, Tensor]], shown: dict[int, Shown]) -> float:
@@ -222,7 +227,7 @@ def _locality(heat: list[tuple[int, Heatmaps, Tensor]], shown: dict[int, Shown])
     for k, maps, counts in heat:
         for f in range(maps.maps.shape[1]):
             one: list[Any] = [maps.maps[i, f] if bool(counts[i, f]) else None for i in range(len(maps.maps))]
-            found = locality(one, shown[k].parts)
-            if found is not None:
-                values.append(found.entropy)
+            measured = locality(one, shown[k].parts)
+            if measured is not None:
+                values.append(measured.entropy)
     return sum(values) / len(values) if values else math.nan

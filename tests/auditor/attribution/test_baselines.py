@@ -7,8 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from auditor import Subject
-from auditor.attribution.baselines import METHODS, attribution, grad_cam, gradient, integrated_gradients, last_map, occlusion
-from auditor.errors import OptionError
+from auditor.attribution.baselines import (
+    METHODS,
+    attribution,
+    grad_cam,
+    grad_cam_plus_plus,
+    gradient,
+    integrated_gradients,
+    last_map,
+    occlusion,
+)
+from auditor.errors import LayerError, OptionError
 
 
 @pytest.fixture(scope="module")
@@ -90,3 +99,25 @@ def test_occlusion_finds_the_only_pixel_that_matters() -> None:
 def test_unknown_methods(name: str, sentence: str) -> None:
     with pytest.raises(OptionError, match=sentence):
         attribution(name)
+
+
+def enlarged(cam: Tensor) -> Tensor:
+    return nn.functional.interpolate(cam[:, None], (7, 9), mode="bilinear").expand(-1, 2, -1, -1)
+
+
+def test_grad_cam_of_a_linear_head_is_the_weighted_sum_of_channels():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    subject = Subject(net, input_shape=(2, 7, 9))
+    x = torch.rand(2, 2, 7, 9)
+    A = net[:2](x).detach()
+    w = net[4].weight[1].detach()
+    want = torch.relu((A * w.view(1, 3, 1, 1)).sum(1)) / 35  # the pool shares the gradient over 5 x 7 cells
+    target = torch.tensor([1, 1])
+    torch.testing.assert_close(grad_cam(subject, x, target, "1"), enlarged(want))
+    g = w.view(1, 3, 1, 1) / 35
+    alpha = g**2 / (2 * g**2 + (A * g**3).sum((2, 3), keepdim=True))
+    weight = (alpha * torch.relu(g)).expand(-1, -1, 5, 7).sum((2, 3), keepdim=True)
+    torch.testing.assert_close(grad_cam_plus_plus(subject, x, target, "1"), enlarged(torch.relu((weight * A).sum(1))))
+    with pytest.raises(LayerError, match="no positions"):
+        grad_cam(subject, x, target, "3")

@@ -1,12 +1,9 @@
-import gzip
-import struct
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from auditor import open_data
+from auditor import Subject, open_data
 from auditor.errors import DataError, ShapeError
 from auditor.subject.preprocessing import Preprocessing, as_pixels, from_pil
 
@@ -157,31 +154,6 @@ def test_bad_sources_are_said(tmp_path):
     refused("sklearn:digits", "limit must be at least 1", limit=0)
 
 
-def test_a_pickled_array_is_refused(tmp_path):
-    np.savez(tmp_path / "x.npz", images=np.array([{"a": 1}, None], dtype=object))
-    refused(tmp_path / "x.npz", "holds Python objects")
-
-
-def write_idx(path, array, opener=gzip.open):
-    with opener(path, "wb") as stream:
-        stream.write(struct.pack(f">4B{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_mnist_layout_is_streamed(tmp_path, packed):
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (11, 13, 17), dtype=np.uint8), np.arange(11, dtype=np.uint8)
-    end, opener = (".gz", gzip.open) if packed else ("", open)
-    write_idx(raw / f"t10k-images-idx3-ubyte{end}", images, opener)
-    write_idx(raw / f"t10k-labels-idx1-ubyte{end}", labels, opener)
-    data = open_data(f"torchvision:MNIST?root={tmp_path}&split=test")
-    got = torch.cat([b.images for b in data.batches(GREY, 4)])
-    torch.testing.assert_close(got[:, 0], torch.from_numpy(images).float() / 255)
-    assert len(data) == 11
-
-
 def test_limit_and_batches_do_not_change_the_images():
     data = open_data("sklearn:digits", limit=10)
     pre = Preprocessing.of((1, 8, 8), None, None, "stretch")
@@ -200,3 +172,59 @@ def test_as_pixels_takes_the_usual_forms():
         as_pixels(expected * 3, RGB)
     with pytest.raises(DataError, match="got str"):
         as_pixels("x.png", RGB)
+
+
+def subject_of(names):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 13 * 17, len(names)))
+    return Subject(net, input_shape=(3, 13, 17), class_names=names)
+
+
+def labels_of(data, subject):
+    batches = list(data.batches(subject, 4))
+    return torch.cat([b.labels for b in batches]).tolist(), torch.cat([b.source_labels for b in batches]).tolist()
+
+
+def test_labels_become_the_classes_of_the_model_by_name(folder):
+    data = open_data(folder)
+    assert labels_of(data, subject_of(["bird", "Dog", "CAT"])) == ([2, 2, 2, 1, 1, 1], [0, 0, 0, 1, 1, 1])
+    data.check_labels(subject_of(["bird", "Dog", "CAT"]))
+    assert data.foreign_labels(subject_of(["bird", "Dog", "CAT"])) is None
+    assert data.labels_digest == ""
+
+
+def test_labels_that_are_no_class_stay_apart_and_are_named_once(folder, caplog):
+    data, subject = open_data(folder), subject_of(["bird", "dog", "fish"])
+    with caplog.at_level("WARNING"):
+        assert labels_of(data, subject) == ([-1, -1, -1, 1, 1, 1], [0, 0, 0, 1, 1, 1])
+        labels_of(data, subject)
+    assert [r.message.count("1 of 2 labels are no class") for r in caplog.records] == [1]
+    assert data.foreign_labels(subject) == ("cat", "dog")
+    with pytest.raises(DataError, match=r"1 of its 2 labels are no class of the model: 'cat'; the model has 3 classes"):
+        data.check_labels(subject)
+
+
+def test_classes_without_names_take_labels_in_order_and_say_so(folder, caplog):
+    with caplog.at_level("WARNING"):
+        assert labels_of(open_data(folder), subject_of(["0", "1"]))[0] == [0, 0, 0, 1, 1, 1]
+    assert "no names, so labels are taken in alphabetical order: cat = 0, dog = 1" in caplog.text
+    assert labels_of(open_data(folder), subject_of(["0", "1", "2"]))[0] == [-1] * 6
+
+
+def test_a_table_says_which_label_is_which(folder, tmp_path):
+    subject = subject_of(["bird", "puppy", "fish"])
+    (tmp_path / "map.csv").write_text("folder,class\ncat,-\ndog,puppy\n")
+    data = open_data(folder, labels=tmp_path / "map.csv")
+    data.check_labels(subject)
+    assert labels_of(data, subject)[0] == [-1, -1, -1, 1, 1, 1]
+    assert labels_of(open_data(folder, labels={"cat": "2", "dog": "0"}), subject)[0] == [2, 2, 2, 0, 0, 0]
+    assert data.labels_digest != open_data(folder, labels={"cat": "2", "dog": "0"}).labels_digest != ""
+    nothing = open_data(folder, labels="none")
+    nothing.check_labels(subject)
+    assert labels_of(nothing, subject) == ([-1] * 6, [0, 0, 0, 1, 1, 1])
+
+
+def test_a_table_for_labels_that_are_numbers_is_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", images=np.zeros((4, 13, 17, 3), np.uint8), labels=np.arange(4) % 2)
+    with pytest.raises(DataError, match="its labels are numbers without names, so --labels has nothing to match"):
+        open_data(tmp_path / "x.npz", labels={"cat": "0"}).check_labels(subject_of(["a", "b"]))
+    assert labels_of(open_data(tmp_path / "x.npz", labels="none"), subject_of(["a", "b"]))[0] == [-1] * 4

@@ -1,11 +1,13 @@
+import io
 import json
 import pickle  # noqa: TID251  a test tries to smuggle one in
 
+import numpy as np
 import pytest
 import torch
 
-from auditor.explainers.artifact import MANIFEST, TENSORS, read_artifact, seal, write_artifact
 from auditor.errors import ArtifactError, TamperError
+from auditor.explainers.artifact import MANIFEST, TENSORS, check_no_pickle, read_artifact, seal, write_artifact
 from auditor.explainers.base import Explainer
 
 DOCUMENT = {"kind": "nmf", "metrics": {"a": 1.5, "b": float("nan")}, "subject_digest": "s" * 64}
@@ -115,3 +117,73 @@ def test_options_of_an_earlier_release_do_not_stop_an_artifact(concepts, tmp_pat
         loaded = Explainer.load(tmp_path / "then")
     assert loaded.config == concepts.config
     assert "retired_option" in caplog.text
+
+
+class Harmful:
+    def __reduce__(self):
+        return print, ("a pickle ran",)
+
+
+def torch_saved():
+    stream = io.BytesIO()
+    torch.save({"w": torch.zeros(2)}, stream)
+    return stream.getvalue()
+
+
+def numpy_objects():
+    stream = io.BytesIO()
+    np.save(stream, np.array([None, {}], dtype=object), allow_pickle=True)
+    return stream.getvalue()
+
+
+PICKLES = {
+    **{f"protocol{n}.json": pickle.dumps(Harmful(), protocol=n) for n in range(6)},
+    "weights.pt": b"{}",
+    "state.PKL": b"{}",
+    "deep/er.joblib": b"",
+    "weights.dat": torch_saved(),
+    "array.npy": numpy_objects(),
+    "numbers.bin": pickle.dumps([1, 2, 3], protocol=4),
+}
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_pickle_is_refused_when_saved_and_when_loaded(tmp_path, monkeypatch, capsys, name):
+    with pytest.raises(ArtifactError, match=f"{name} in artifact a is a pickle"):
+        write_artifact(tmp_path / "a", DOCUMENT, {}, {name: PICKLES[name]})
+    assert not (tmp_path / "a" / MANIFEST).exists()
+    monkeypatch.setattr("auditor.explainers.artifact.check_no_pickle", lambda *_: None)
+    write_artifact(tmp_path / "b", DOCUMENT, {}, {name: PICKLES[name]})
+    monkeypatch.undo()
+    with pytest.raises(ArtifactError, match=f"{name} in artifact b is a pickle"):
+        read_artifact(tmp_path / "b")
+    assert "a pickle ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"0.5\n", b"{}", b"N.", b"PKnot a zip", b"<!doctype html>", b"\x80", b"\x08\x0a", b"c", b"cos\n"]
+)
+def test_plain_files_are_no_pickles(tmp_path, content):
+    write_artifact(tmp_path / "a", DOCUMENT, {}, {"notes.txt": content})
+    assert read_artifact(tmp_path / "a").files == {"notes.txt": content}
+
+
+@pytest.mark.parametrize("name", ["../up.json", "/etc/x", "a/../b", "", "a//b", "./a", MANIFEST, TENSORS])
+def test_a_further_file_stays_inside_and_has_a_name_of_its_own(tmp_path, name):
+    with pytest.raises(ArtifactError, match="cannot be the name of a further file"):
+        write_artifact(tmp_path / "a", DOCUMENT, {}, {name: b"{}"})
+    assert not (tmp_path / "up.json").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_tensors_whose_header_length_begins_like_a_pickle(tmp_path, protocol):
+    from safetensors.torch import save
+
+    tensors = {"x": torch.arange(3.0)}
+    header = 0x80 + 256 * protocol  # as 8 bytes, lowest first: the magic number of this protocol
+    frame = len(save(tensors, {"note": ""})) - 8 - tensors["x"].nbytes
+    content = save(tensors, {"note": "n" * (header - frame)})
+    assert content[:2] == bytes([0x80, protocol])
+    check_no_pickle("tensors.safetensors", content, "artifact a")
+    with pytest.raises(ArtifactError, match="is a pickle"):
+        check_no_pickle("tensors.safetensors", pickle.dumps([1], protocol) + content, "artifact a")

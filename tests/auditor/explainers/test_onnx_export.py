@@ -5,7 +5,7 @@ import torch
 
 from auditor import Subject
 from auditor.errors import ArtifactError, ModelError
-from auditor.explainers.onnx_export import export_graph, open_session
+from auditor.explainers.onnx_export import export_graph, further_outputs, open_session
 from tests.conftest import Tiny
 
 pytest.importorskip("onnxscript")
@@ -45,3 +45,32 @@ def test_a_frozen_batch_cannot_be_exported():
 
     with pytest.raises(ModelError, match="1 images at a time"):
         export_graph(Subject(One(), input_shape=(1, 13, 17)), {})
+
+
+def test_a_fine_tuned_network_is_part_of_the_graph(digits, images):
+    from auditor import fit, open_data
+
+    data = open_data("sklearn:digits", limit=60)
+    factors = fit("deepfacto", digits, data, layer="features.6", rank=3, epochs=1, refits=0)
+    graph = export_graph(digits, {"factors": factors})
+    assert graph.features == {"factors": factors.reads().outputs[0].key}
+    given = dict(
+        zip(
+            graph.outputs, open_session(graph.content, use_gpu=False).run(None, {"pixels": images.numpy()}), strict=True
+        )
+    )
+    logits, z = (torch.from_numpy(given[name]) for name in ("logits", "features_0"))
+    shared = factors.explain_from(digits, images, logits, {graph.features["factors"]: z}, [None] * len(images))
+    for a, b in zip(factors.explain(digits, images), shared, strict=True):
+        assert [c.contribution for c in a.concepts] == pytest.approx([c.contribution for c in b.concepts], abs=1e-3)
+        assert b.gap() < 1e-4
+
+
+def test_further_outputs_keep_their_explainers_whatever_the_order(trained, heads):
+    """A manifest stores names sorted, so the graph must be built in that order too."""
+    from auditor import fit, open_data
+
+    other = fit("xnn", trained[0], open_data("sklearn:digits", limit=200), seed=1, max_epochs=1)
+    outputs = further_outputs({"b": heads, "a": other})
+    assert list(outputs) == ["a", "b"]
+    assert [o.key for o in outputs.values()] == [other.heads_.digest, heads.heads_.digest]

@@ -6,7 +6,7 @@ from torch import nn
 
 from auditor import Subject
 from auditor.explainers.contributions import contributions
-from auditor.network.above_layer import Tail, prepare_tail, tail_of
+from auditor.network.above_layer import AboveLayer, above_layer_of, prepare_above_layer
 from tests.conftest import Tiny
 
 
@@ -27,8 +27,8 @@ def bent() -> Subject:
 
 
 def test_tail_gives_the_models_logits_and_gradients(bent):
-    tail = prepare_tail(bent, "2")
-    assert isinstance(tail, Tail)
+    tail = prepare_above_layer(bent, "2")
+    assert isinstance(tail, AboveLayer)
     assert not tail.is_affine
     z = bent.activations(torch.rand(5, 1, 11, 15, generator=torch.Generator().manual_seed(0)), ["2"])["2"]
     z = z.detach().requires_grad_(True)
@@ -40,11 +40,11 @@ def test_tail_gives_the_models_logits_and_gradients(bent):
 
 
 def test_pooling_and_a_linear_head_are_affine(tiny):
-    tail = prepare_tail(tiny, "relu")
+    tail = prepare_above_layer(tiny, "relu")
     assert tail is not None
     assert tail.is_affine
-    assert tail_of(tiny, "relu") is tail
-    assert tail_of(tiny, "conv") is None  # not prepared
+    assert above_layer_of(tiny, "relu") is tail
+    assert above_layer_of(tiny, "conv") is None  # not prepared
 
 
 @pytest.mark.parametrize("layer", ["relu", "2"])
@@ -59,7 +59,7 @@ def test_contributions_are_the_same_with_a_tail(layer, tiny, bent):
     S = torch.rand(4, 3, layout.n_positions, generator=generator)
     targets = [0, 2, 2, 1]
     plain = contributions(subject, layer, layout, z, logits, W, S, targets)
-    assert prepare_tail(subject, layer) is not None
+    assert prepare_above_layer(subject, layer) is not None
     quick = contributions(subject, layer, layout, z, logits, W, S, targets)
     assert float(plain.contributions.abs().max()) > 0.01
     for name in ("bias", "contributions", "residual", "logits_hat"):
@@ -81,5 +81,5 @@ def test_a_model_that_cannot_be_traced_has_no_tail():
             return self.net.fc(self.net.pool(z).flatten(1))
 
     subject = fresh(Moody())
-    assert prepare_tail(subject, "net.relu") is None
-    assert tail_of(subject, "net.relu") is None
+    assert prepare_above_layer(subject, "net.relu") is None
+    assert above_layer_of(subject, "net.relu") is None

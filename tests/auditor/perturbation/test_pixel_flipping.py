@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from auditor.perturbation.distortion import MonteCarlo, Problems
 from auditor.errors import OptionError, ShapeError
-from auditor.perturbation.replacement import Obfuscation
-from auditor.perturbation.cells import grid, pixels
-from auditor.perturbation.pixel_flipping import compare, pixel_flip, plot_curves
 from auditor.explainers.rde.rate_curve import RateCurve, descending, kept_up_to, measure, smallest_set
+from auditor.perturbation.cells import grid, pixels
+from auditor.perturbation.distortion import MonteCarlo, Problems
+from auditor.perturbation.pixel_flipping import compare, pixel_flip, plot_curves
+from auditor.perturbation.replacement import Obfuscation
 
 SHAPE = (1, 5, 7)
 RELEVANT = [3, 11, 20, 30]
@@ -45,8 +45,8 @@ def test_first_step_is_free_and_last_step_does_not_know_the_map(images: Tensor) 
     targets = torch.zeros(6, dtype=torch.long)
     good = pixel_flip(FourPixels(), images, targets, scores(images, True), pixels(SHAPE), group=4, draws=16)
     bad = pixel_flip(FourPixels(), images, targets, scores(images, False), pixels(SHAPE), group=4, draws=16)
-    assert good.kept[0] == 1
-    assert good.kept[-1] == 0
+    assert good.share_kept[0] == 1
+    assert good.share_kept[-1] == 0
     assert (good.distortion[:, 0] == 0).all()
     assert (good.accuracy[:, 0] == 1).all()
     torch.testing.assert_close(good.distortion[:, -1], bad.distortion[:, -1])
@@ -106,7 +106,7 @@ def test_smallest_set_is_the_four_pixels(images: Tensor) -> None:
     found, tried = smallest_set(d, 2, order, curve, limit=1e-6, keep=1.0, width=2)
     assert found is not None
     assert found.size == 4
-    assert found.kept == 1.0
+    assert found.kept_share == 1.0
     assert set(curve.sizes) < set(tried.sizes)
     each = measure(d, 2, order, list(range(36)))  # the plain truth: every size
     passing = [s for s, v in zip(each.sizes, each.distortion.tolist(), strict=True) if v <= 1e-6]

@@ -1,5 +1,6 @@
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -7,9 +8,9 @@ import torch
 from torch import nn
 
 from auditor.data.source import open_data
+from auditor.errors import OptionError, ShapeError
 from auditor.release.drift import _null, check_comparable, compare
 from auditor.reports.drift_picture import drift_picture
-from auditor.errors import OptionError, ShapeError
 from auditor.subject.subject import Subject
 
 
@@ -34,14 +35,19 @@ def digits():
 def test_same_version_is_no_drift_and_another_one_is(digits, tmp_path):
     a = subject_of(net(0))
     same = compare(a, subject_of(copy.deepcopy(a.module)), digits, layer="4", rank=4)
-    assert not same.drift
+    assert same.drift is False
+    assert same.metrics()["drift/alarm"] == 0
     assert same.similarity >= same.null_low
     assert same.born == same.died == []
     assert all(v == pytest.approx(1) for v in same.cka.values())
     changed = copy.deepcopy(a.module)
     changed[3] = net(1)[3]  # the layer below the one compared, re-initialised
     other = compare(a, subject_of(changed), digits, layer="4", rank=4)
-    assert other.drift
+    assert other.changed
+    assert other.drift is None  # nobody knows what a retraining would have changed
+    assert "CHANGED, which may be retraining" in other.words()
+    assert "unknown" in other.words()
+    assert math.isnan(other.metrics()["drift/alarm"])
     assert other.similarity < other.null_low
     assert other.cka["1"] == pytest.approx(1)
     assert other.cka["4"] < 0.99
@@ -51,6 +57,29 @@ def test_same_version_is_no_drift_and_another_one_is(digits, tmp_path):
     answer = other.to_json()
     assert {"similarity", "null_low", "drift", "matched", "born", "died"} <= set(answer)
     assert drift_picture(other, tmp_path / "drift.png").stat().st_size > 10_000
+
+
+def test_what_honest_versions_change_is_no_drift_and_more_is(digits):
+    """Honest versions differ by weights below the compared layer; the other has lost half of its channels."""
+    first = net(0)
+
+    def another(scale, seed):
+        changed = copy.deepcopy(first)
+        generator = torch.Generator().manual_seed(seed)
+        for p in changed[3].parameters():
+            p.data += scale * p.data.std() * torch.randn(p.shape, generator=generator)
+        return subject_of(changed)
+
+    honest = {f"h{i}": another(0.25, i) for i in (1, 2)}
+    options = {"layer": "4", "rank": 4, "refits": 5, "honest": honest}
+    mild = compare(subject_of(first), another(0.2, 9), digits, **options)
+    assert mild.band.is_known
+    assert len(mild.band.similarities) == 3
+    assert mild.drift is False
+    assert mild.metrics()["drift/retraining_low"] == mild.band.low
+    torn = compare(subject_of(first), another(5.0, 9), digits, **options)
+    assert torn.similarity < mild.similarity
+    assert torn.band.similarities == pytest.approx(mild.band.similarities)
 
 
 def test_null_counts_every_split_once_and_finds_two_clusters():

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from auditor.auditing.audit import Audit
 from auditor.errors import OptionError
-from auditor.release.gate import Gate, judge
-from auditor.reports.gate_summary import junit, markdown
 from auditor.metrics.measure import Measure, of_value, skipped
+from auditor.release.gate import Gate, judge, label_of, passed
 from auditor.release.policy import Limit, Policy
 
 MODEL = {"name": "m", "version": "1", "digest": "d" * 64, "input_shape": [1, 8, 8], "classes": ["a", "b"]}
@@ -203,18 +201,119 @@ def test_a_gate_without_checks_does_not_pass():
     assert Gate(()).verdict == "fail"
 
 
-def test_what_ci_reads():
-    found = audit_of({"model/accuracy": 0.9, "model/ece": Measure(math.nan, direction="down", status="failed")})
-    gate = judge(found, policy_of({"model/accuracy": {"min": 0.5}, "model/ece": {"max": 0.1}}))
-    suite = ElementTree.fromstring(junit(gate)).find("testsuite")
-    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
-    cases = suite.findall("testcase")
-    assert [c.get("name") for c in cases] == ["accuracy at least 0.5", "ece at most 0.1"]
-    assert [c.find("failure") is not None for c in cases] == [False, True]
-    text = markdown(gate)
-    assert text.startswith("## Gate: FAIL")
-    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    assert "**FAIL**" in rows[0]
-    assert "`model/ece`" in rows[0]
-    assert gate.to_json()["verdict"] == "fail"
-    assert set(gate.to_json()["checks"][0]) >= {"metric", "value", "limit", "verdict", "reason"}
+def test_passes_are_counted():
+    gate = judge(audit_of({"model/accuracy": of_value(0.9, "up")}), policy_of({"model/accuracy": {"min": 0.5}}))
+    failing = judge(audit_of({"model/accuracy": of_value(0.1, "up")}), policy_of({"model/accuracy": {"min": 0.5}}))
+    assert passed(gate.checks) == 1
+    assert passed(failing.checks) == 0
+    assert passed([*gate.checks, *gate.checks, *failing.checks]) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "baseline", "limit", "expected"),
+    [
+        (0.855, 0.9, {"max_relative_loss": 0.05}, "pass"),  # 0.045 / 0.9 is a rounding error above 0.05
+        (0.855 - 1e-9, 0.9, {"max_relative_loss": 0.05}, "fail"),
+        (0.895 - 1e-9, 0.9, {"max_absolute_loss": 0.005}, "fail"),
+        (1e6 - 0.1, 1e6, {"max_absolute_loss": 0.1}, "pass"),  # numbers of this size are rounded at 1e-10
+        (1e6 - 0.11, 1e6, {"max_absolute_loss": 0.1}, "fail"),
+        (-1e6 - 0.1, -1e6, {"max_absolute_loss": 0.1}, "pass"),
+        (0.905, 0.9, {"min_absolute_change": 0.005}, "pass"),
+        (0.905 - 1e-9, 0.9, {"min_absolute_change": 0.005}, "fail"),
+        (0.945, 0.9, {"min_relative_change": 0.05}, "pass"),
+        (0.945 - 1e-9, 0.9, {"min_relative_change": 0.05}, "fail"),
+        (-0.95, -1.0, {"min_relative_change": 0.05}, "pass"),  # better than a negative number is nearer to zero
+        (-1.05, -1.0, {"min_relative_change": 0.05}, "fail"),
+        (1e-10, 0.0, {"min_relative_change": 0.05}, "pass"),  # a share of nothing: any gain will do
+        (0.0, 0.0, {"min_relative_change": 0.05}, "fail"),
+        (-1e-10, 0.0, {"max_relative_loss": 0.05}, "pass"),
+        (-2e-10, 0.0, {"max_relative_loss": 0.05}, "fail"),
+        (0.9, math.inf, {"max_absolute_loss": 0.1}, "fail"),
+        (0.9, 0.9, {"max_absolute_loss": 0.0}, "pass"),
+        (0.9, 0.9, {"max_absolute_loss": 0.0, "min_absolute_change": 0.001}, "fail"),  # all of them must hold
+    ],
+)
+def test_rounding_never_decides_and_nothing_larger_is_forgiven(value, baseline, limit, expected):
+    assert verdict(value, limit, baseline) == expected
+    mirrored = verdict(-value, limit, -baseline, "down")
+    assert mirrored == expected
+
+
+def test_every_number_of_a_limit_is_a_check_of_its_own():
+    limit = {
+        "min": 0.5, "max": 0.99, "threshold": 0.6, "min_absolute_change": 0.05, "min_relative_change": 0.06,
+        "max_absolute_loss": 0.01, "max_relative_loss": 0.02,
+    }  # fmt: skip
+    audit, base = audit_of({"model/accuracy": 0.9}), audit_of({"model/accuracy": 0.8})
+    gate = judge(audit, policy_of({"model/accuracy": limit}), base)
+    assert [(c.limit, c.baseline) for c in gate.checks] == [
+        ("at least 0.5", None),
+        ("at least 0.6", None),
+        ("at most 0.99", None),
+        ("better by at least 0.05", 0.8),
+        ("better by at least 0.06 of the baseline", 0.8),
+        ("worse by at most 0.01", 0.8),
+        ("worse by at most 0.02 of the baseline", 0.8),
+    ]
+    assert gate.verdict == "pass"
+    assert all(c.reason == "" and c.value == 0.9 for c in gate.checks)
+    assert set(gate.checks[0].to_json()) == {"metric", "value", "limit", "verdict", "reason"}
+    assert gate.checks[3].to_json()["baseline"] == 0.8
+    down = judge(audit_of({"model/ece": Measure(0.9, direction="down")}), policy_of({"model/ece": {"threshold": 0.6}}))
+    assert [(c.limit, c.verdict, c.reason) for c in down.checks] == [("at most 0.6", "fail", "0.9 is not at most 0.6")]
+
+
+def test_reasons_name_what_was_wanted_and_what_came():
+    base = audit_of({"model/accuracy": 0.9})
+    (check,) = judge(
+        audit_of({"model/accuracy": 0.85}), policy_of({"model/accuracy": {"max_absolute_loss": 0.01}}), base
+    ).checks
+    assert check.reason == "0.85 against 0.9 is not worse by at most 0.01"
+    odd = replace(base, metrics={"model/accuracy": Measure(math.inf, direction="up")})
+    (check,) = judge(odd, policy_of({"model/accuracy": {"min": 0}})).checks
+    assert check.reason == "it is inf in the audit"
+    silent = replace(base, metrics={"model/accuracy": Measure(0.9, direction="up", status="failed")})
+    (check,) = judge(silent, policy_of({"model/accuracy": {"min": 0}})).checks
+    assert check.reason == "failed in the audit: no reason given"
+
+
+def test_what_the_gate_speaks_of():
+    audit, base = audit_of({"model/accuracy": 0.9}), audit_of({"model/accuracy": 0.9}, version="2")
+    gate = judge(audit, policy_of({"model/accuracy": {"min": 0.95}, "model/ece": {"min": 0, "max": 1}}), base)
+    about = gate.to_json()
+    assert (about["model"], about["baseline"], about["policy"]) == ("m/1", "m/2", "p.toml")
+    assert (about["policy_digest"], about["audit_digest"]) == ("f" * 64, audit.digest)
+    assert about["promoted"] == ""
+    assert gate.failed == ["model/accuracy", "model/ece"]  # each once, though two limits of ece fail
+    assert passed(gate.checks) == 0
+    assert label_of(audit_of({}, name="")) == "model dddddddddddd"
+    assert judge(audit, policy_of({"model/accuracy": {"min": 0.5}})).baseline == ""
+
+
+def test_an_explainer_nobody_asks_for_is_checked_only_when_it_does_not_verify():
+    metrics = {"model/accuracy": 0.9, "explainer/a/verified": 1.0}
+    rules = policy_of({"model/accuracy": {"min": 0.5}})
+    good = replace(audit_of(metrics), explainers={"a": {}})
+    assert [c.metric for c in judge(good, rules).checks] == ["model/accuracy"]
+    half = replace(audit_of(metrics | {"explainer/a/verified": 0.5}), explainers={"a": {}})
+    assert judge(half, rules).failed == ["explainer/a/verified"]
+    absent = replace(audit_of({"model/accuracy": 0.9}), explainers={"a": {}})
+    assert [(c.metric, c.reason) for c in judge(absent, rules).checks if c.verdict == "fail"] == [
+        ("explainer/a/verified", "it is not attached")
+    ]
+    wanted = judge(good, policy_of({"model/accuracy": {"min": 0.5}}, ("a",)))
+    first = wanted.checks[0]
+    assert (first.metric, first.verdict, first.limit) == (
+        "explainer/a/verified", "pass", "attached and verified",
+    )  # fmt: skip
+
+
+def test_a_direction_that_is_missing_matters_only_where_better_is_asked_for():
+    audit = audit_of({"model/layer/x": Measure(1.0, direction="none")})
+    base = audit_of({"model/layer/x": Measure(1.0, direction="none")})
+    with pytest.raises(OptionError, match="model/layer/x has no better direction of its own"):
+        judge(audit, policy_of({"model/layer/x": {"max_absolute_loss": 0.5}}), base)
+    said = policy_of({"model/layer/x": {"max_absolute_loss": 0.5, "greater_is_better": False}})
+    assert judge(audit, said, base).verdict == "pass"
+    missing = policy_of({"model/accuracy": {"threshold": 0.5}})  # fails as missing, whatever its direction
+    assert judge(audit, missing).verdict == "fail"

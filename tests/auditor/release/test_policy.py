@@ -1,13 +1,13 @@
 """Policies: what a file may say, what it is told when it says something else, and what is drafted from an audit."""
 
+import hashlib
+
 import pytest
+from pydantic import ValidationError
 
 from auditor.errors import OptionError
-from auditor.release.gate import judge
-from auditor.metrics.measure import Measure
 from auditor.metrics.names import can_exist, nearest, split, words
-from auditor.release.policy import parse_policy, read_policy
-from auditor.release.policy_draft import draft_policy, limit_of
+from auditor.release.policy import Limit, Policy, parse_policy, read_policy
 
 
 @pytest.mark.parametrize(
@@ -45,40 +45,6 @@ def test_a_file_that_is_not_there(tmp_path):
         read_policy(tmp_path / "none.toml")
 
 
-def test_a_draft_passes_its_own_audit_and_says_what_every_line_means(audited):
-    text = draft_policy(audited)
-    policy = parse_policy(text)
-    assert policy.explainers == ("concepts",)
-    assert {"model/accuracy", "explainer/concepts/f_cls", "explainer/concepts/randomisation"} <= set(policy.limits)
-    gate = judge(audited, policy)
-    assert gate.verdict == "pass", gate.failed
-    for name in policy.limits:
-        above = text.split(f'[limits."{name}"]')[0].splitlines()[-2:]
-        assert all(line.startswith("# ") for line in above), name
-    assert not any(split(name)[1] for name in policy.limits if name.startswith("model/"))
-
-
-@pytest.mark.parametrize(
-    ("name", "measure", "limit"),
-    [
-        ("model/accuracy", Measure(0.9, 0.88, 0.92, 1000, direction="up"), 0.87),
-        ("model/accuracy/7", Measure(1.0, 1.0, 1.0, 100, direction="up"), 0.97),  # no error in n: up to 3/n
-        ("explainer/c/noise_c2", Measure(2.0, 1.8, 2.4, 40, direction="down"), 3.5),
-        ("explainer/c/noise_c2", Measure(2.0, 0.8, 4.0, 40, direction="down"), 5.0),  # the interval is the wider margin
-        ("explainer/c/basis_stability", Measure(0.8, n=2, direction="up"), 0.68),
-        ("model/c1_local", Measure(60.0, n=50, direction="down"), 120.0),
-        ("model/c1_sampled", Measure(50.0, n=50, direction="down"), None),  # another seed draws other pairs
-        ("explainer/c/randomisation", Measure(0.1, 0.0, 0.2, 40, 1.0, "down"), 0.55),
-        ("explainer/c/completeness_gap", Measure(1e-17, 0.0, 1e-16, 40, direction="down"), 1e-4),
-        ("explainer/c/f_cls", Measure(float("nan"), direction="up", status="failed"), None),
-        ("model/layer1/norm", Measure(3.0, direction="none"), None),
-        ("model/layer1/sparsity", Measure(3.0, direction="up"), None),
-    ],
-)
-def test_margins(name, measure, limit):
-    assert limit_of(name, measure) == (None if limit is None else pytest.approx(limit))
-
-
 def test_names():
     assert split("model/accuracy/7") == ("model", "", "accuracy/7")
     assert split("explainer/a/randomisation/head.3") == ("explainer", "a", "randomisation/head.3")
@@ -89,3 +55,79 @@ def test_names():
     assert not can_exist("model/acuracy", {"a"})
     assert can_exist("drift/cka/conv", ())
     assert nearest("model/acuracy", {"model/accuracy", "model/ece"})[0] == "model/accuracy"
+
+
+@pytest.mark.parametrize(
+    ("limits", "baseline", "drift"),
+    [
+        ({"model/accuracy": Limit(min=0.5)}, False, False),
+        ({"model/accuracy": Limit(max_relative_loss=0.1)}, True, False),
+        ({"model/accuracy": Limit(min=0.5), "model/loss": Limit(min_absolute_change=0.0)}, True, False),
+        ({"drift/agreement": Limit(min=0.5)}, True, True),
+        ({"drift/agreement": Limit(min=0.5), "model/accuracy": Limit(max_absolute_loss=0.1)}, True, True),
+        ({}, False, False),
+    ],
+)
+def test_changes_and_drift_need_a_baseline(limits, baseline, drift):
+    policy = Policy(limits)
+    assert (policy.needs_baseline, policy.needs_drift) == (baseline, drift)
+
+
+def test_a_limit_cannot_be_changed_later():
+    limit = Limit(min=0.5)
+    with pytest.raises(ValidationError):
+        limit.min = 0.1
+
+
+def test_limits_that_allow_one_value():
+    assert Limit(min=0.5, max=0.5).min == 0.5
+    with pytest.raises(ValidationError, match=r"min 0\.6 is above max 0\.5"):
+        Limit(min=0.6, max=0.5)
+    with pytest.raises(ValidationError, match="must be a finite number"):
+        Limit(min=float("nan"))
+    with pytest.raises(ValidationError, match="sets no limit"):
+        Limit(greater_is_better=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["min_absolute_change", "min_relative_change", "max_absolute_loss", "max_relative_loss"]
+)
+def test_limits_on_changes_need_a_baseline_and_absolute_ones_do_not(name):
+    policy = parse_policy(f'[limits."model/accuracy"]\n{name} = 0')
+    assert policy.needs_baseline
+    assert not policy.needs_drift
+    plain = parse_policy('[limits."model/accuracy"]\nmin = 0\nmax = 1\nthreshold = 0.5\ngreater_is_better = true')
+    assert not plain.needs_baseline
+    assert not plain.needs_drift
+    with pytest.raises(OptionError, match=f"{name}: input should be greater than or equal to 0"):
+        parse_policy(f'[limits."model/accuracy"]\n{name} = -0.001')
+
+
+def test_a_limit_on_drift_needs_a_baseline():
+    policy = parse_policy('[limits."drift/alarm"]\nmax = 0')
+    assert policy.needs_drift
+    assert policy.needs_baseline
+    assert not parse_policy('[limits."model/drift/alarm"]\nmax = 0').needs_drift
+
+
+def test_what_a_policy_keeps(tmp_path):
+    text = 'schema_version = 1\nexplainers = ["a", "b"]\n[drafted]\nmodel = "m/1"\n'
+    text += '[limits."model/ece"]\nmin = 0.5\nmax = 0.5\n'
+    (tmp_path / "p.toml").write_text(text)
+    policy = read_policy(tmp_path / "p.toml")
+    assert policy.explainers == ("a", "b")
+    assert (policy.limits["model/ece"].min, policy.limits["model/ece"].max) == (0.5, 0.5)  # equal bounds let one pass
+    assert policy.digest == hashlib.sha256(text.encode()).hexdigest()
+    assert policy.name == str(tmp_path / "p.toml")
+    assert parse_policy(text + "\n").digest != policy.digest
+    assert parse_policy(text).name == "policy"
+    (tmp_path / "latin.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_policy(tmp_path / "latin.toml")
+
+
+def test_unknown_words_are_answered_with_the_known_ones_of_that_place():
+    with pytest.raises(OptionError, match="known are schema_version, explainers, limits, drafted"):
+        parse_policy('explainer = "a"\n[limits."model/ece"]\nmax = 1')
+    with pytest.raises(OptionError, match="known are min, max, threshold, greater_is_better"):
+        parse_policy('[limits."model/ece"]\nmax = 1\nmaxi = 2')

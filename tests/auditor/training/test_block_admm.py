@@ -1,40 +1,19 @@
-"""Block-ADMM: known fixed points, the calculus against autograd, resume, mapped variables, threads, bad input."""
+"""Block-ADMM: known fixed points, one visit by hand, laws of the schedule, bad input."""
 
 import itertools
 import math
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from auditor.training.block_admm import BlockAdmm, block_admm
-from auditor.training.block_calculus import AffineCalculus, AutogradCalculus, calculus_of
-from auditor.block_config import BlockAdmmConfig
-from auditor.errors import ArtifactError, AuditError, DataError, NumericsError, OptionError, ShapeError
+from auditor.errors import DataError, NumericsError, OptionError, ShapeError
+from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig, block_admm
 from auditor.training.cycle import accuracy, forward
+from tests.auditor.training.three_clouds import blobs, mlp, weights
 
 N, WIDTH = 90, 13
-
-
-def blobs(n=N, width=WIDTH, classes=3, seed=0):
-    """Three well separated clouds."""
-    g = torch.Generator().manual_seed(seed)
-    y = torch.arange(n) % classes
-    centres = 2 * torch.randn(classes, width, generator=g)
-    return centres[y] + 0.5 * torch.randn(n, width, generator=g), y
-
-
-def mlp(*widths, seed=0):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
-    return [*(nn.Sequential(lin, nn.ReLU()) for lin in layers[:-1]), layers[-1]]
 
 
 @pytest.fixture(autouse=True)
@@ -44,47 +23,9 @@ def seeded():
         yield
 
 
-def weights(blocks):
-    return torch.cat([p.detach().flatten() for block in blocks for p in block.parameters()])
-
-
 def run(blocks, x, y, epochs, **options):
     solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(**{"batch": 30, "lr": 0.01, **options}))
     return solver, [cycle for _, cycle in zip(range(epochs), solver, strict=False)]
-
-
-@pytest.mark.parametrize("relu", [True, False])
-def test_formula_equals_autograd(relu):
-    block = nn.Sequential(nn.Flatten(), nn.Linear(15, 7), *([nn.ReLU()] if relu else []))
-    z, target = torch.randn(4, 3, 5), torch.randn(4, 7)
-    fast, slow = calculus_of(block), AutogradCalculus(block)
-    assert isinstance(fast, AffineCalculus)
-    for one, other in zip(fast.pull(z, target), slow.pull(z, target), strict=True):
-        torch.testing.assert_close(one, other)
-    grads = []
-    for f in (fast, slow):
-        out = f.learn(z, target, 0.3)
-        grads.append([p.grad.clone() for p in block.parameters()] + [out, f.out(z)])
-    for one, other in zip(*grads, strict=True):
-        torch.testing.assert_close(one, other)
-    W = block[1].weight.detach()
-    torch.testing.assert_close(fast.gram(), W.T @ W)
-
-
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("size", [0.01, 3.0])
-def test_a_move_changes_what_the_difference_of_outputs_says(relu, size):
-    """Large moves switch units on and off; in double precision the plain difference is right."""
-    block = nn.Sequential(nn.Flatten(), nn.Linear(15, 17), *([nn.ReLU()] if relu else [])).double()
-    z, move = torch.randn(6, 3, 5).double(), size * torch.randn(6, 3, 5).double()
-    wanted = torch.randn(6, 17).double()
-    fast, slow = calculus_of(block).around(z), AutogradCalculus(block).around(z)
-    torch.testing.assert_close(fast.change(move), block(z + move).detach() - block(z).detach())
-    for m in (move, None):
-        for one, other in zip(fast.pull(m, wanted), slow.pull(m, wanted), strict=True):
-            torch.testing.assert_close(one, other)
-    if relu and size > 1:
-        assert ((block(z) > 0) != (block(z + move) > 0)).any()
 
 
 def test_the_first_of_twenty_blocks_sees_more_than_rounding():
@@ -104,13 +45,6 @@ def test_the_first_of_twenty_blocks_sees_more_than_rounding():
         assert solver.beta[0] > 1e9
     one, other = grads.values()
     assert float((one * other).sum() / (one.norm() * other.norm())) > 0.99
-
-
-def test_other_blocks_go_by_autograd():
-    frozen = nn.Linear(3, 3)
-    frozen.weight.requires_grad_(False)
-    for block in (nn.Tanh(), nn.Sequential(nn.Linear(3, 3), nn.Tanh()), frozen, nn.Conv2d(1, 1, 3)):
-        assert isinstance(calculus_of(block), AutogradCalculus)
 
 
 def test_one_linear_block_ends_at_least_squares():
@@ -218,153 +152,6 @@ def test_duals_lower_the_residual_at_equal_cycles(z_steps):
     assert gap[0.5] < 0.2 * gap[0.0]
 
 
-@pytest.mark.parametrize("options", [{}, {"start": "kept", "z_optimizer": "gradient"}, {"average": 0.9}])
-@pytest.mark.parametrize("mapped", [False, True])
-def test_a_resumed_run_is_the_same_run(tmp_path, options, mapped):
-    x, y = blobs()
-    options = {**options, "penalty_factor": 0.5, "penalty_bound": 0.01}
-    whole = mlp(WIDTH, 11, 3)
-    solver, wanted = run(whole, x, y, 5, **options)
-    first = mlp(WIDTH, 11, 3)
-    folder = {"variables": tmp_path / "a"} if mapped else {}
-    half, _ = run(first, x, y, 3, **options, **folder)
-    half.save(tmp_path / "kept")
-    half.save(tmp_path / "kept")  # replaces the one before
-    assert len(list((tmp_path / "kept").glob("*.safetensors"))) == 1
-    again = mlp(WIDTH, 11, 3, seed=9)
-    folder = {"variables": tmp_path / "b"} if mapped else {}
-    rest = BlockAdmm(again, x, y, BlockAdmmConfig(batch=30, lr=0.01, **options, **folder)).resume(tmp_path / "kept")
-    cycles = [cycle for _, cycle in zip(range(2), rest, strict=False)]
-    assert cycles == wanted[3:]
-    assert torch.equal(weights(again), weights(whole))
-    with rest.averaged(), solver.averaged():
-        assert torch.equal(weights(again), weights(whole))
-    if mapped:
-        assert (tmp_path / "b" / "U1.bin").stat().st_size == N * 11 * 4
-        rest.variables.close()
-        assert not (tmp_path / "b").exists()
-
-
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    x, y = blobs()
-    solver, _ = run(mlp(WIDTH, 11, 3), x, y, 1)
-    solver.save(tmp_path)
-    with pytest.raises(OptionError, match="made with another configuration"):
-        BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(beta=3)).resume(tmp_path)
-    with pytest.raises(OptionError, match="another data"):
-        BlockAdmm(mlp(WIDTH, 11, 3), x + 1, y, solver.config).resume(tmp_path)
-    with pytest.raises(ArtifactError, match="no checkpoint that can be read"):
-        solver.resume(tmp_path / "nowhere")
-
-
-def test_threads_change_nothing():
-    x, y = blobs()
-    results = []
-    for workers in (1, 3):
-        blocks = mlp(WIDTH, 11, 9, 3)
-        run(blocks, x, y, 4, workers=workers)
-        results.append(weights(blocks))
-    assert torch.equal(*results)
-
-
-def ours():
-    return [p for p in multiprocessing.active_children() if p.name.startswith("block-admm")]
-
-
-def test_processes_change_nothing_and_can_be_saved(tmp_path):
-    x, y = blobs()
-    x = x.double()
-    options = {"batch": 30, "lr": 0.01, "theta_steps": 2}
-    plain = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
-    serial, wanted = run(plain, x, y, 4, **options)
-    blocks = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
-    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(workers=2, parallel="processes", **options))
-    cycles = iter(solver)
-    found = [next(cycles), next(cycles)]
-    solver.save(tmp_path)  # the optimizers' state comes from the processes
-    assert len(ours()) == 2
-    found += [next(cycles), next(cycles)]
-    cycles.close()
-    assert not ours()
-    for one, other in zip(found, wanted, strict=True):
-        assert one.loss == pytest.approx(other.loss, rel=1e-9)
-        assert one.residuals == pytest.approx(other.residuals, rel=1e-9)
-    torch.testing.assert_close(weights(blocks), weights(plain), rtol=0, atol=1e-9)
-    moment = [o.state_dict()["state"][0]["exp_avg"] for o in (solver.optimizers[1], serial.optimizers[1])]
-    torch.testing.assert_close(*moment, rtol=0, atol=1e-9)
-    again = [b.double() for b in mlp(WIDTH, 11, 9, 3, seed=5)]
-    rest = BlockAdmm(again, x, y, BlockAdmmConfig(**options)).resume(tmp_path)  # and goes on without processes
-    list(itertools.islice(rest, 2))
-    torch.testing.assert_close(weights(again), weights(plain), rtol=0, atol=1e-9)
-
-
-class Moody(nn.Linear):
-    """Fails where it learns, in a process of its own."""
-
-    def forward(self, z):
-        if self.training and self.mood == "raise":
-            raise RuntimeError("not today")
-        if self.training and self.mood == "die" and multiprocessing.parent_process() is not None:
-            os._exit(7)
-        return super().forward(z)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mood", "sentence"),
-    [("raise", "worker process failed on blocks 1, 3: RuntimeError: not today"), ("die", "ended with exit code 7")],
-)
-def test_a_worker_that_fails_ends_the_run_and_the_others(mood, sentence):
-    x, y = blobs()
-    blocks = [Moody(WIDTH, 11), nn.Linear(11, 9), nn.Linear(9, 3)]
-    blocks[0].mood = mood
-    before = weights(blocks).clone()
-    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(batch=30, workers=2, parallel="processes"))
-    with pytest.raises(AuditError, match=sentence):
-        next(iter(solver))
-    assert not ours()
-    assert torch.equal(weights(blocks), before)
-
-
-SCRIPT = """
-import itertools, multiprocessing, torch
-from torch import nn
-from auditor.training.block_admm import BlockAdmm
-from auditor.block_config import BlockAdmmConfig
-
-if __name__ == "__main__":
-    x, y = torch.randn(90, 13), torch.arange(90) % 3
-    blocks = [nn.Linear(13, 11), nn.Linear(11, 3)]
-    try:
-        for cycle in BlockAdmm(blocks, x, y, BlockAdmmConfig(workers=2, parallel="processes", lr=1e-9)):
-            if cycle.epoch == 1:
-                print(*(p.pid for p in multiprocessing.active_children()), flush=True)
-    except KeyboardInterrupt:
-        print("left", len(multiprocessing.active_children()), flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_control_c_leaves_no_process(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "train.py")]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            pids = [int(p) for p in process.stdout.readline().split()]
-            assert len(pids) == 2
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and workers
-            out, err = process.communicate(timeout=300)
-        finally:
-            process.kill()
-    assert out == "left 0\n", err
-    assert "Traceback" not in err
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 def test_the_penalty_grows_and_the_multipliers_stay():
     x, y = blobs()
     solver = BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(batch=30, penalty_factor=0.5, penalty_bound=1e-9))
@@ -441,3 +228,202 @@ def test_a_residual_that_runs_away_stops_the_run():
     with pytest.raises(NumericsError, match=r"grew from .* to|not finite"):
         list(itertools.islice(cycles, 50))
     assert weights(blocks).isfinite().all()
+
+
+def linear_pair(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return [nn.Linear(5, 4).double(), nn.Linear(4, 3).double()]
+
+
+@pytest.mark.parametrize(("theta_steps", "dual_decay"), [(1, 0.0), (3, 0.2)])
+def test_one_visit_is_the_formulas(theta_steps, dual_decay):
+    """Two linear blocks and the squared loss: every step has a closed form; the duals of the visit before are kept."""
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 5, dtype=torch.float64, generator=g), torch.arange(8) % 3
+    Y = nn.functional.one_hot(y).double()
+    f1, f2 = linear_pair()
+    config = BlockAdmmConfig(
+        beta=2.0,
+        beta_ratio=3.0,
+        optimizer="sgd",
+        lr=0.1,
+        theta_steps=theta_steps,
+        dual_step=0.3,
+        dual_decay=dual_decay,
+        z_steps=1,
+    )
+    solver = BlockAdmm([f1, f2], x, y, config)
+    assert solver.beta == [6.0, 2.0]
+    U = [0.2 * torch.randn(8, width, dtype=torch.float64, generator=g) for width in (4, 3)]
+    rows = torch.tensor([6, 1, 3, 4])
+    for t in (1, 2):
+        solver.variables.swap(f"U{t}", U[t - 1])
+    untouched = solver.variables["U1"][0].clone()
+    X, Y, U1, U2 = x[rows], Y[rows], U[0][rows], U[1][rows]
+    W1, b1, W2, b2 = (p.detach().clone() for f in (f1, f2) for p in (f.weight, f.bias))
+    loss, squares, sizes = solver.visit(rows)
+    assert float(loss) == pytest.approx(float(0.5 * ((X @ W1.T + b1) @ W2.T + b2 - Y).square().sum()), rel=1e-12)
+    near1 = X @ W1.T + b1 - U1
+    near2 = near1 @ W2.T + b2 - U2
+    Z2 = (Y + 2 * near2) / 3
+    right = 6 * near1 + 2 * (Z2 + U2 - b2) @ W2
+    Z1 = right @ torch.linalg.inv(6 * torch.eye(4, dtype=torch.float64) + 2 * W2.T @ W2)
+    for _ in range(theta_steps):
+        for W, b, source, target, beta in ((W1, b1, X, Z1 + U1, 6), (W2, b2, Z1, Z2 + U2, 2)):
+            error = source @ W.T + b - target
+            W -= 0.1 * beta / 4 * error.T @ source
+            b -= 0.1 * beta / 4 * error.sum(0)
+    residuals = [Z1 - X @ W1.T - b1, Z2 - Z1 @ W2.T - b2]
+    for p, wanted in zip((f1.weight, f1.bias, f2.weight, f2.bias), (W1, b1, W2, b2), strict=True):
+        torch.testing.assert_close(p.detach(), wanted, rtol=0, atol=1e-10)
+    for t, (u, r) in enumerate(zip((U1, U2), residuals, strict=True), 1):
+        torch.testing.assert_close(
+            solver.variables.read(f"U{t}", rows), (1 - dual_decay) * u + 0.3 * r, rtol=0, atol=1e-10
+        )
+    assert squares.tolist() == pytest.approx([float((r**2).sum()) for r in residuals], rel=1e-9)
+    assert sizes.tolist() == pytest.approx([float((Z1**2).sum()), float((Z2**2).sum())], rel=1e-9)
+    assert torch.equal(solver.variables["U1"][0], untouched)
+
+
+def slow_move(z_optimizer, near, W, b, target, beta, above, z_lr, steps):
+    """Steps on beta/2 |z - near|^2 + above/2 |W z + b - target|^2 from ``near``, by torch's own optimizers."""
+    z = near.clone().requires_grad_()
+    if z_optimizer == "gradient":
+        vector, norm = torch.ones(W.shape[1], dtype=W.dtype), None
+        for _ in range(3):
+            moved = W.T @ W @ vector
+            norm, vector = moved.norm(), moved / moved.norm()
+        optimizer = torch.optim.SGD([z], lr=float(z_lr / (beta + above * 1.05 * norm)))
+    else:
+        optimizer = (torch.optim.Adam if z_optimizer == "adam" else torch.optim.SGD)([z], lr=z_lr)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (beta / 2 * (z - near).square().sum() + above / 2 * (z @ W.T + b - target).square().sum()).backward()
+        optimizer.step()
+    return z.detach()
+
+
+@pytest.mark.parametrize("z_optimizer", ["gradient", "adam", "sgd"])
+def test_the_variables_move_as_the_optimizer_says(z_optimizer):
+    x, y = torch.randn(8, 5, dtype=torch.float64), torch.arange(8) % 3
+    f1, f2 = linear_pair()
+    config = BlockAdmmConfig(
+        beta=2.0, beta_ratio=3.0, lr=1e-12, dual_step=0, start="kept", z_optimizer=z_optimizer, z_lr=0.05, z_steps=3
+    )
+    solver = BlockAdmm([f1, f2], x, y, config)
+    start = f1(x).detach() + 0.1
+    near1 = f1(x).detach()
+    solver.variables.swap("Z1", start)
+    near2 = f2(start).detach()
+    solver.variables.swap("Z2", near2)
+    Z2 = (nn.functional.one_hot(y) + 2 * near2) / 3
+    solver.visit(torch.arange(8))
+    W, b = f2.weight.detach(), f2.bias.detach()
+    # away from near1 at the start: the coupling below pulls from the first step on
+    z = start.clone()
+    moved = solver.variables["Z1"]
+    if z_optimizer == "sgd":
+        for _ in range(3):
+            z = z - 0.05 * (6 * (z - near1) + 2 * (z @ W.T + b - Z2) @ W)
+        torch.testing.assert_close(moved, z, rtol=0, atol=1e-9)
+    else:
+        solver.variables.swap("Z1", near1)
+        near2 = f2(near1).detach()
+        Z2 = (nn.functional.one_hot(y) + 2 * near2) / 3
+        solver.variables.swap("Z2", near2)
+        for rule in solver.steps:
+            rule.key = rule.norm = rule.vector = None
+        solver.visit(torch.arange(8))
+        wanted = slow_move(z_optimizer, near1, W, b, Z2, 6.0, 2.0, 0.05, 3)
+        torch.testing.assert_close(solver.variables["Z1"], wanted, rtol=0, atol=1e-8)
+    torch.testing.assert_close(solver.variables["Z2"], Z2, rtol=0, atol=1e-12)
+
+
+def test_other_blocks_move_by_backtracking_and_never_uphill():
+    x, y = 3 * torch.randn(8, 5, dtype=torch.float64), torch.arange(8) % 3
+    f1, f2 = nn.Linear(5, 4).double(), nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double()
+
+    def objective_after(z_steps):
+        config = BlockAdmmConfig(beta=0.5, lr=1e-12, dual_step=0, start="kept", z_steps=z_steps)
+        solver = BlockAdmm([f1, f2], x, y, config)
+        solver.variables.swap("Z1", f1(x).detach() + 1)
+        solver.variables.swap("Z2", f2(f1(x) + 1).detach())
+        solver.visit(torch.arange(8))
+        Z1, Z2 = solver.variables["Z1"], solver.variables["Z2"]
+        Z1 = Z1.clone().requires_grad_()
+        value = 0.25 * (Z1 - f1(x).detach()).square().sum() + 0.25 * (f2(Z1) - Z2).square().sum()
+        (gradient,) = torch.autograd.grad(value, Z1)
+        return value.item(), float(gradient.norm())
+
+    values, gradients = zip(*(objective_after(steps) for steps in (1, 2, 5, 100)), strict=True)
+    assert list(values) == sorted(values, reverse=True)
+    assert values[-1] < values[0]
+    assert gradients[-1] < 0.01 * gradients[0]  # it ends at a minimum
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
+    x, y = blobs()
+    config = BlockAdmmConfig(batch=45, lr=0.02, warm_up=4, decay_epochs=5, dual_step=0)  # two mini-batches an epoch
+    solver = BlockAdmm(mlp(WIDTH, 11, 3), x, y, config)
+    rates = []
+    for cycle in solver:
+        rates.append([o.param_groups[0]["lr"] for o in solver.optimizers])
+        if cycle.epoch == 6:
+            break
+    visited = [2 * epoch + 1 for epoch in range(6)]  # the rate of the second mini-batch of every epoch
+    wanted = [0.02 * min(1, (n + 1) / 4) * 0.5 * (1 + math.cos(math.pi * min(1, n / 10))) for n in visited]
+    assert [r[0] for r in rates] == pytest.approx(wanted, abs=1e-12)
+    assert [r[1] for r in rates] == [r[0] for r in rates]
+
+
+def test_averaged_weights_are_a_running_mean_that_forgets_its_start():
+    x, y = blobs()
+    blocks = mlp(WIDTH, 11, 3)
+    mean = weights(blocks).clone()
+    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(batch=N, lr=0.02, average=0.2))
+    for cycle in solver:
+        keep = min(0.2, cycle.epoch / (cycle.epoch + 10))  # the first visits count more than the decay says
+        mean = keep * mean + (1 - keep) * weights(blocks)
+        if cycle.epoch == 5:
+            break
+    current = weights(blocks).clone()
+    with solver.averaged() as averaged:
+        torch.testing.assert_close(weights(averaged), mean, rtol=0, atol=1e-6)
+    assert torch.equal(weights(blocks), current)
+    assert not torch.allclose(mean, current)
+
+
+def test_a_dual_is_clipped_at_a_multiple_of_the_size_of_its_variable():
+    x, y = blobs()
+    solver = BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(dual_clip=0.01, dual_step=1.0, start="kept", lr=1e-9))
+    next(iter(solver))
+    for t in (1, 2):
+        limit = 0.01 * float(solver.variables[f"Z{t}"].square().mean().sqrt())
+        largest = float(solver.variables[f"U{t}"].abs().max())
+        assert largest == pytest.approx(limit, rel=0.05)  # one mini-batch of all 90 samples
+
+
+def test_the_penalty_grows_only_above_a_bound_that_shrinks():
+    x, y = blobs()
+    config = BlockAdmmConfig(penalty_factor=0.8, penalty_bound=0.5, penalty_decay=0.9, beta_ratio=2.0)
+    solver = BlockAdmm(mlp(WIDTH, 11, 3), x, y, config)
+    for epoch, relative, grows in ((1, 0.5, False), (1, 0.51, True), (3, 0.4, False), (3, 0.41, True)):
+        before = list(solver.beta)
+        solver._adapt_penalty(epoch, relative)
+        assert solver.beta == pytest.approx([b * (1.25 if grows else 1) for b in before])
+    assert BlockAdmm(mlp(WIDTH, 3), x, y).beta == [1.0]
+
+
+def test_a_cycle_reports_means_over_samples_and_numbers():
+    x, y = blobs()
+    blocks = mlp(WIDTH, 11, 3)
+    error = forward(blocks, x).detach() - nn.functional.one_hot(y)
+    plain = 0.5 * float(error.square().sum())
+    solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(batch=N, lr=1e-12))
+    twin = BlockAdmm(mlp(WIDTH, 11, 3), x, y, solver.config)
+    cycle = next(iter(solver))
+    assert cycle.loss == pytest.approx(plain / N, rel=1e-5)
+    _, squares, _ = twin.visit(torch.arange(N))
+    wanted = [(float(s) / (N * width)) ** 0.5 for s, width in zip(squares, (11, 3), strict=True)]
+    assert cycle.residuals == pytest.approx(wanted, rel=1e-4)

@@ -9,10 +9,9 @@ import torch
 from click.testing import CliRunner
 
 from auditor.cli import auditor
-from auditor.training.learning_curves import curves_picture, learning_curves, open_arrays
-from auditor.errors import OptionError
-from auditor.training.optimizers import METHODS, cycles
 from auditor.training.cycle import accuracy
+from auditor.training.learning_curves import curves_picture, learning_curves, open_arrays, stack
+from auditor.training.optimizers import METHODS, cycles
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +101,28 @@ def test_command_answers_bad_input_in_one_line(options, sentence):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_settings_are_checked_by_name():
-    blocks = [torch.nn.Linear(4, 3)]
-    x, y = torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
-    with pytest.raises(OptionError, match="not known"):
-        cycles("nosuch", blocks, x, y)
-    with pytest.raises(OptionError, match="optimizer sgd: lr: "):
-        cycles("sgd", blocks, x, y, lr=-1)
-    next(cycles("block-admm", blocks, x, y, epochs=3))
-    assert accuracy(blocks, x, y) >= 0
+def test_the_network_is_affine_layers_of_the_given_widths_with_weights_of_hes_size():
+    blocks = stack([400, 300, 5], 0)
+    assert [len(list(block.children())) for block in blocks] == [2, 0]
+    lin = blocks[0][0]
+    assert lin.weight.shape == (300, 400)
+    assert float(lin.weight.std()) == pytest.approx((2 / 400) ** 0.5, rel=4 / (2 * lin.weight.numel()) ** 0.5)
+    assert float(lin.bias.abs().max()) == 0
+    assert torch.equal(lin.weight, stack([400, 300, 5], 0)[0][0].weight)
+    assert not torch.equal(lin.weight, stack([400, 300, 5], 1)[0][0].weight)
+
+
+def test_every_epoch_is_measured_and_announced(arrays):
+    announced = []
+    (curve,) = learning_curves(
+        *arrays, methods=["adam"], hidden=(20,), epochs=3, progress=lambda *state: announced.append(state)
+    )
+    assert announced == [("training by adam", epoch, 3) for epoch in (1, 2, 3)]
+    assert curve.to_json()["method"] == "adam"
+    assert curve.seconds[0] > 0
+    blocks = stack([64, 20, 10], 0)
+    (x, y), (held, labels) = arrays
+    run = cycles("adam", blocks, x.flatten(1), y, epochs=3, seed=0, loss="squared", batch=16)  # 400 // 50 is too few
+    for accurate in curve.accuracy:
+        next(run)
+        assert accuracy(blocks, held.flatten(1), labels) == accurate

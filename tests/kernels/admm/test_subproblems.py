@@ -1,4 +1,4 @@
-"""Sub-problems of ADMM training against grid searches, numpy and scipy; known answers of the method pages."""
+"""Sub-problems of ADMM training against grid searches, numpy and scipy; known answers of [BlockADMM] and [dlADMM]."""
 
 import numpy as np
 import pytest
@@ -117,3 +117,85 @@ def test_a_full_majorant_step_never_rises_through_a_linear_block():
     exact = solve_activations(W, aim, near, 2.0, 0.5)
     step = z - (2.0 * (z @ W.T - aim) @ W + 0.5 * (z - near)) @ matrix
     torch.testing.assert_close(step, exact, rtol=1e-5, atol=1e-6)  # one Newton step solves a quadratic
+
+
+def plain_fista(labels, v, beta, steps, start=None, curvature=0.5):
+    """The iteration with its momentum, written out; returns the last point."""
+    z = ahead = v if start is None else start
+    t = 1.0
+    for _ in range(steps):
+        p = ahead.exp() / ahead.exp().sum(1, keepdim=True)
+        slope = p - torch.eye(v.shape[1], dtype=v.dtype)[labels] + beta * (ahead - v)
+        new, t_next = ahead - slope / (curvature + beta), (1 + (1 + 4 * t * t) ** 0.5) / 2
+        ahead = new + (t - 1) / t_next * (new - z)
+        z, t = new, t_next
+    return z
+
+
+@pytest.mark.parametrize("beta", [0.05, 3.0])
+@pytest.mark.parametrize("steps", [1, 2, 3, 6])
+def test_cross_entropy_prox_takes_the_steps_of_fista(beta, steps):
+    v, labels = randn(5, 7, seed=8), torch.tensor([0, 6, 3, 3, 1])
+    torch.testing.assert_close(
+        cross_entropy_prox(labels, v, beta, steps, tol=0.0), plain_fista(labels, v, beta, steps), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_cross_entropy_prox_puts_back_the_rows_that_rose_and_no_others(monkeypatch):
+    monkeypatch.setattr("auditor.kernels.admm.subproblems.SOFTMAX_CURVATURE", 0.0)  # steps too long: some rows rise
+    v, labels = randn(60, 4, seed=9), torch.arange(60) % 4
+    start = v + randn(60, 4, seed=10)
+    n_put_back = 0
+    for steps in (1, 2, 5):
+        z = plain_fista(labels, v, 0.05, steps, start, curvature=0.0)
+        got = cross_entropy_prox(labels, v, 0.05, steps, tol=0.0, start=start)
+        for i in range(60):
+            values = [
+                float(point[i].logsumexp(0) - point[i, labels[i]] + 0.025 * (point[i] - v[i]).square().sum())
+                for point in (z, start)
+            ]
+            rose = values[0] > values[1]
+            n_put_back += rose
+            torch.testing.assert_close(got[i], start[i] if rose else z[i], rtol=1e-9, atol=1e-9)
+    assert 5 < n_put_back < 3 * 60
+
+
+def test_cross_entropy_prox_stops_when_nothing_moves():
+    v, labels = randn(3, 4), torch.tensor([0, 1, 2])
+    one = plain_fista(labels, v, 1.0, 1)
+    torch.testing.assert_close(cross_entropy_prox(labels, v, 1.0, steps=50, tol=10.0), one)
+    torch.testing.assert_close(cross_entropy_prox(labels, v, 1.0), plain_fista(labels, v, 1.0, 60), rtol=0, atol=1e-6)
+
+
+def test_the_floor_of_a_solve_is_a_share_of_the_mean_diagonal():
+    gram, right = torch.diag(torch.tensor([4.0, 0.0]).double()), torch.tensor([[1.0], [1.0]]).double()
+    got = spd_solve(gram, right, 0.0).flatten()
+    torch.testing.assert_close(got, torch.tensor([1 / (4 + 2e-8), 1 / 2e-8], dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        spd_solve(gram, right, 1.0).flatten(), torch.tensor([0.2, 1.0]).double(), rtol=1e-6, atol=0
+    )
+    assert torch.equal(gram, torch.diag(torch.tensor([4.0, 0.0]).double()))
+
+
+def test_single_precision_falls_back_to_double_where_cholesky_fails():
+    v = torch.ones(5, 1)
+    got = spd_solve(v @ v.T, v, 0.0)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, torch.full((5, 1), 0.2), rtol=1e-3, atol=0)
+
+
+def test_a_gram_matrix_at_hand_is_taken():
+    A, T = randn(31, 5), randn(31, 2, seed=1)
+    torch.testing.assert_close(fit_affine(A, T, 0.3, gram=A.T @ A), fit_affine(A, T, 0.3))
+    torch.testing.assert_close(fit_affine(A, T, 0.0, gram=torch.eye(5).double()), T.T @ A, rtol=1e-6, atol=1e-6)
+    old = randn(2, 5, seed=2)
+    pulled = torch.linalg.solve(A.T @ A + 0.3 * torch.eye(5).double(), A.T @ T + 0.3 * old.T).T
+    torch.testing.assert_close(fit_affine(A, T, 0.3, towards=old), pulled, rtol=1e-6, atol=1e-6)
+
+
+def test_the_majorant_is_the_inverse_of_its_curvature():
+    gram = randn(5, 7) @ randn(5, 7).T
+    before = gram.clone()
+    want = torch.linalg.inv(0.5 * torch.eye(5).double() + 2.0 * gram)
+    torch.testing.assert_close(majorant_inverse(gram, 0.5, 2.0), want)
+    assert torch.equal(gram, before)

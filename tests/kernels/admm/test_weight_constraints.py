@@ -50,3 +50,28 @@ def test_no_constraint_changes_nothing():
     W = matrix((3, 5), 0)
     assert project(W, "none") is W
     assert violation(W, "none") == 0
+
+
+def test_violations_by_hand():
+    square = torch.tensor([[2.0, 1.0], [0.0, 0.0]])
+    assert violation(square, "orthonormal") == 4  # W W' = diag(5, 0)
+    assert violation(square.T, "orthonormal") == 3  # W W' = [[4, 2], [2, 1]]
+    assert violation(torch.tensor([[0.5, 0.0, 0.0]]), "orthonormal") == 0.75  # too short counts as too long does
+    assert violation(torch.tensor([[0.5], [0.0], [0.0]]), "orthonormal") == 0.75
+    assert violation(torch.tensor([[0.6, 0.8], [0.25, 0.0]]), "unit_rows") == 0.75
+    assert violation(torch.tensor([[0.6, 0.25], [0.8, 0.0]]), "unit_columns") == 0.75
+    assert violation(torch.tensor([[-3.0, 1.0], [2.0, -5.0]]), "nonnegative") == 5
+    assert violation(torch.tensor([[3.0, 1.0]]), "nonnegative") == 0
+    mask = torch.tensor([[1, 0], [0, 1]])
+    assert violation(torch.tensor([[9.0, -3.0], [2.0, 9.0]]), "support", mask) == 3
+
+
+def test_projections_by_hand():
+    small = torch.tensor([[0.003, 0.004], [0.0, 0.0]])
+    torch.testing.assert_close(project(small, "unit_rows"), torch.tensor([[0.6, 0.8], [0.5**0.5, 0.5**0.5]]))
+    torch.testing.assert_close(project(small.T, "unit_columns"), project(small, "unit_rows").T)
+    W = torch.tensor([[-0.5, 0.25], [3.0, -2.0]])
+    assert project(W, "nonnegative").tolist() == [[0.0, 0.25], [3.0, 0.0]]
+    assert project(W, "support", torch.tensor([[1, 0], [0, 1]])).tolist() == [[-0.5, 0.0], [0.0, -2.0]]
+    tall = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, -4.0]])
+    torch.testing.assert_close(polar_factor(tall), torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, -1.0]]))

@@ -3,8 +3,15 @@ import pytest
 import torch
 from sklearn.decomposition import NMF
 
-from auditor.kernels.factorization.coordinate_descent import multiply, multiply_reference, sweep, sweep_reference
-from auditor.kernels.factorization.nmf import Factorization, Status, factorize, kkt_residual
+from auditor.kernels.factorization.nmf import (
+    Factorization,
+    Status,
+    factorize,
+    free_basis,
+    hals,
+    kkt_residual,
+    multiplicative,
+)
 
 
 def low_rank(channels, positions, rank, seed=0, noise=0.1, dtype=torch.float64):
@@ -12,21 +19,6 @@ def low_rank(channels, positions, rank, seed=0, noise=0.1, dtype=torch.float64):
     W = torch.rand(channels, rank, generator=g, dtype=dtype).sub(0.4).clamp_min(0)
     S = torch.rand(rank, positions, generator=g, dtype=dtype).sub(0.6).clamp_min(0)
     return W @ S + noise * torch.rand(channels, positions, generator=g, dtype=dtype)
-
-
-@pytest.mark.parametrize("shape", [(13, 17), (1, 1), (5, 1), (1, 9), (64, 1030), (7, 600)])
-@pytest.mark.parametrize("n_sweeps", [1, 3])
-@pytest.mark.parametrize("rank", [1, 3, 4, 9])
-def test_fast_sweep_equals_the_formula(shape, rank, n_sweeps):
-    g = torch.Generator().manual_seed(rank)
-    W = torch.randn(shape[0], rank, generator=g, dtype=torch.float64)
-    W[:, rank // 2] *= float(rank != 3)  # one dead component
-    X = torch.randn(*shape, generator=g, dtype=torch.float64)
-    F = torch.rand(rank, shape[1], generator=g, dtype=torch.float64)
-    before = F.clone()
-    fast, plain = sweep(F, W.T @ X, W.T @ W, n_sweeps), sweep_reference(F, W.T @ X, W.T @ W, n_sweeps)
-    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)  # the order of a rank-long sum differs
-    assert torch.equal(F, before)
 
 
 @pytest.mark.parametrize("solver", ["hals", "mu"])
@@ -150,13 +142,107 @@ def test_high_rank_and_target_error():
     assert fit.n_iter < factorize(X, 70, target_error=0.02, max_iter=500).n_iter
 
 
-@pytest.mark.parametrize("shape", [(13, 17), (5, 1), (70, 5000)])
-def test_fast_multiplication_equals_the_formula(shape):
-    g = torch.Generator().manual_seed(0)
-    W, X, F = (
-        torch.rand(shape[0], 3, generator=g),
-        torch.rand(*shape, generator=g),
-        torch.rand(3, shape[1], generator=g),
-    )
-    got, want = multiply(F, W.T @ X, W.T @ W), multiply_reference(F, W.T @ X, W.T @ W, 1e-9)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+def test_a_multiplicative_step_is_the_published_one():
+    X = low_rank(9, 13, 3)
+    g = torch.Generator().manual_seed(1)
+    W, S = torch.rand(9, 3, generator=g).double(), torch.rand(3, 13, generator=g).double()
+    states = multiplicative(X, W, S, float(X.square().sum()))
+    next(states)
+    step = next(states)
+    W_want = W * (X @ S.T) / (W @ S @ S.T + 1e-9)
+    torch.testing.assert_close(step.W, W_want)
+    torch.testing.assert_close(step.S, S * (W_want.T @ X) / (W_want.T @ W_want @ S + 1e-9))
+    assert step.objective == pytest.approx(float((X - step.W @ step.S).square().sum()), rel=1e-9)
+
+
+def test_a_signed_multiplicative_step_splits_the_signs():
+    X = low_rank(9, 13, 3) - 0.3
+    S = torch.rand(3, 13, generator=torch.Generator().manual_seed(1)).double()
+    states = multiplicative(X, torch.zeros(9, 3).double(), S, float(X.square().sum()), signed=True)
+    next(states)
+    step = next(states)
+    W = X @ S.T @ torch.linalg.inv(S @ S.T)
+    torch.testing.assert_close(step.W, W)
+    torch.testing.assert_close(free_basis(X @ S.T, S @ S.T), W)
+    B, G = W.T @ X, W.T @ W
+    rise = B.clamp_min(0) + (-G).clamp_min(0) @ S
+    fall = (-B).clamp_min(0) + G.clamp_min(0) @ S
+    assert (G < 0).any()
+    torch.testing.assert_close(step.S, S * (rise / (fall + 1e-9)).sqrt())
+
+
+def test_the_start_follows_the_rank_and_the_sign():
+    X = low_rank(72, 80, 70)
+
+    def first(rank, init, signed=False):
+        return factorize(X, rank, init=init, signed=signed, max_iter=1, tol=0).objective[0]
+
+    assert first(64, "auto") == first(64, "nndsvda") != first(64, "columns")
+    assert first(65, "auto") == first(65, "columns") != first(65, "nndsvda")
+    assert first(65, "auto", signed=True) == first(65, "nndsvda", signed=True) != first(65, "columns", signed=True)
+    assert len({first(3, init) for init in ("random", "nndsvda", "columns")}) == 3
+
+
+@pytest.mark.parametrize("init", ["columns", "random"])  # NNDSVDa fills zeros of W and S with the mean of X, a unit
+def test_units_of_the_activations_do_not_matter(init):
+    X = low_rank(24, 3000, 5)
+    one, other = (factorize(scale * X, 4, init=init, max_iter=5, tol=0) for scale in (1.0, 2.0**-12))
+    torch.testing.assert_close(one.W, other.W, rtol=1e-6, atol=1e-8)
+    assert one.kkt == pytest.approx(other.kkt, rel=1e-6)
+
+
+def test_it_stops_at_the_first_step_that_gains_less_than_a_tenth_of_the_tolerance():
+    fit = factorize(low_rank(13, 57, 4), 3, tol=1e-3)
+    gains = [(a - b) / b for a, b in zip(fit.objective, fit.objective[1:], strict=False)]
+    assert all(gain > 1e-4 for gain in gains[:-1])
+    assert gains[-1] <= 1e-4
+    assert fit.n_iter == len(gains)
+    n = fit.n_iter  # no step before gained so little: the last gain is the limit itself
+    for share, status in ((1.02, Status.CONVERGED), (0.98, Status.STEP_LIMIT)):
+        again = factorize(low_rank(13, 57, 4), 3, tol=share * 10 * gains[-1], max_iter=n)
+        assert (again.n_iter, again.status) == (n, status)
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_residual_by_hand(signed):
+    """With unit columns of W and unit rows of S the gradients are W^T (W S - X) and (W S - X) S^T."""
+    W = torch.tensor([[0.6, 0.0], [0.8, 1.0]]).double()
+    S = torch.tensor([[0.8, 0.6], [0.0, 1.0]]).double()
+    X = torch.tensor([[1.0, 2.0], [0.5, 3.0]]).double()
+    grad_W, grad_S = (W @ S - X) @ S.T, W.T @ (W @ S - X)
+    side = grad_W.abs() if signed else torch.minimum(W, grad_W).abs()
+    want = max(float(side.max() / W.max()), float(torch.minimum(S, grad_S).abs().max() / S.max()))
+    assert kkt_residual(X, W, S, signed=signed) == pytest.approx(want)
+    assert kkt_residual(5 * X, 10 * W, S / 2, signed=signed) == pytest.approx(want)
+    assert kkt_residual(X, W, S, B=W.T @ X, signed=signed) == pytest.approx(want)
+
+
+def test_without_a_push_a_step_is_plain_hals():
+    """The first step from the start has nothing to push on from but its own unit columns."""
+    X = low_rank(9, 13, 3)
+    g = torch.Generator().manual_seed(1)
+    W, S = torch.rand(9, 3, generator=g).double(), torch.rand(3, 13, generator=g).double()
+    states = hals(X, W, S, float(X.square().sum()))
+    first, second, third = next(states), next(states), next(states)
+    assert first.objective == pytest.approx(float((X - W @ S).square().sum()))
+    for state in (second, third):
+        assert state.objective == pytest.approx(float((X - state.W @ state.S).square().sum()), rel=1e-9)
+        torch.testing.assert_close(state.B, state.W.T @ X)
+    assert third.objective < second.objective < first.objective
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_a_dead_component_takes_over_what_is_left_of_the_worst_position(signed):
+    X = low_rank(9, 13, 3) - (0.3 if signed else 0.0)
+    fit = factorize(X, 2, signed=signed, max_iter=5, tol=0)
+    W, S = torch.zeros(9, 3).double(), torch.zeros(3, 13).double()
+    W[:, ::2], S[::2] = fit.W, fit.S
+    states = hals(X, W, S, float(X.square().sum()), signed=signed)
+    _, dying, revived = next(states), next(states), next(states)
+    assert dying.S[1].max() == 0
+    left = X - dying.W @ dying.S
+    worst = left[:, left.norm(dim=0).argmax()]
+    worst = worst if signed else worst.clamp_min(0)
+    torch.testing.assert_close(revived.W[:, 1], worst / worst.norm(), rtol=1e-6, atol=1e-6)
+    assert revived.S[1].max() > 0
+    assert revived.objective < dying.objective

@@ -164,3 +164,17 @@ def test_prepared_basis_refuses_other_shapes():
         prepare(torch.ones(3))
     with pytest.raises(ValueError, match="must be finite"):
         prepare(torch.full((3, 2), torch.nan))
+
+
+def test_the_limit_of_a_settled_position_is_the_bound_of_strong_convexity():
+    W = conditioned(40, 6, 0.3, seed=1)
+    G = (W.double().T @ W.double()).numpy()
+    want = 1e-6 * np.linalg.eigvalsh(G)[0] / np.linalg.norm(np.triu(G, 1), 2)
+    assert prepare(W).limit == pytest.approx(want, rel=1e-4)
+    assert prepare(torch.eye(3)).limit == pytest.approx(1e-3)  # no column pulls at another
+    for cosine, limit in ((0.85, 1e-6 * 0.15 / 0.85), (0.95, 0.0)):  # two columns: eigenvalues 1 -+ cosine
+        pair = torch.tensor([[1.0, cosine], [0.0, (1 - cosine**2) ** 0.5]])
+        assert prepare(pair).limit == pytest.approx(limit, rel=1e-5)
+    uneven = torch.eye(3) * torch.tensor([1.0, 1.0, 0.09])
+    assert prepare(uneven).limit == 0
+    assert prepare(torch.zeros(4, 2)).limit == 0

@@ -1,8 +1,20 @@
+import itertools
+import math
+
 import pytest
 import torch
 
+from auditor.kernels.factorization import streaming
 from auditor.kernels.factorization.nmf import Status, factorize
-from auditor.kernels.factorization.streaming import basis_step, draw_sample, factorize_stream, statistics
+from auditor.kernels.factorization.streaming import (
+    _hashed_exponential,
+    alternating,
+    basis_kkt,
+    basis_step,
+    draw_sample,
+    factorize_stream,
+    statistics,
+)
 
 
 def activations(channels=24, positions=900, rank=6, dtype=torch.float64):
@@ -95,3 +107,92 @@ def test_a_free_component_nobody_uses_stays():
     assert torch.isfinite(step).all()
     assert not torch.equal(step[:, 0], W[:, 0])
     assert torch.equal(step[:, 3], W[:, 3])
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-3])
+def test_it_stops_at_the_first_epoch_that_gains_less_than_a_tenth_of_the_tolerance(tol):
+    fit = factorize_stream(cut(activations(), 400), 4, tol=tol, max_iter=200)
+    gains = [(a - b) / b for a, b in itertools.pairwise(fit.objective)]
+    assert fit.status is Status.CONVERGED
+    assert all(gain > tol / 10 for gain in gains[:-1])
+    assert gains[-1] <= tol / 10
+    assert fit.n_iter == len(fit.objective) - 1 == len(gains)
+    torch.testing.assert_close(fit.W.norm(dim=0), torch.ones(4))
+    longer = factorize_stream(cut(activations(), 400), 4, tol=0, max_iter=3)
+    assert (longer.n_iter, longer.status) == (3, Status.STEP_LIMIT)
+
+
+def test_the_gain_of_an_epoch_is_weighed_against_a_tenth_of_the_tolerance():
+    shards = cut(activations(), 400)
+    free = factorize_stream(shards, 4, tol=0, max_iter=6)
+    gains = [(a - b) / b for a, b in itertools.pairwise(free.objective)]
+    least = min(range(6), key=gains.__getitem__)
+    for share, status in ((1.02, Status.CONVERGED), (0.98, Status.STEP_LIMIT)):
+        fit = factorize_stream(shards, 4, tol=share * 10 * gains[least], max_iter=least + 1)
+        assert (fit.n_iter, fit.status) == (least + 1, status)
+
+
+def test_statistics_and_the_step_of_an_epoch_are_plain_products():
+    X = activations(positions=60)
+    W = factorize(X, 3, max_iter=3).W
+    state, after = itertools.islice(alternating(cut(X, 20), W), 2)
+    sums = state.statistics
+    fitted = X - W @ streaming.project(X, W)
+    assert sums.energy == pytest.approx(float(X.square().sum()), rel=1e-12)
+    assert sums.misfit == pytest.approx(float(fitted.square().sum()), rel=1e-9)
+    assert sums.positions == 60
+    assert (state.t, after.t) == (0, 1)
+    torch.testing.assert_close(after.W, basis_step(W, sums))
+    assert float(after.W.min()) >= 0
+
+
+def test_the_residual_is_the_gradient_in_the_scale_of_unit_rows():
+    g = torch.Generator().manual_seed(0)
+    W, S, X = (torch.rand(*s, generator=g).double() for s in ((5, 3), (3, 9), (5, 9)))
+    sums = streaming.Statistics(X @ S.T, S @ S.T, 0.0, 0.0, 9)
+    rows = S.norm(dim=1)
+    unit, scaled = S / rows[:, None], W * rows
+    gradient = (scaled @ unit - X) @ unit.T
+    for signed, side in ((True, gradient.abs()), (False, torch.minimum(scaled, gradient).abs())):
+        want = float(side.max() / scaled.max())
+        assert basis_kkt(W, sums, signed=signed) == pytest.approx(want, rel=1e-10)
+    assert basis_kkt(W, sums) == basis_kkt(W, sums, signed=False)
+
+
+def test_keys_are_exponential_and_belong_to_the_running_number():
+    keys = _hashed_exponential(0, 20_000, seed=5)
+    assert float(keys.mean()) == pytest.approx(1, abs=4 / 20_000**0.5)
+    for edge in (0.1, 1.0, 3.0):
+        share = math.exp(-edge)
+        spread = 4 * math.sqrt(share * (1 - share) / 20_000)
+        assert float((keys > edge).double().mean()) == pytest.approx(share, abs=spread)
+    assert torch.equal(_hashed_exponential(700, 50, seed=5), keys[700:750])
+    assert not torch.equal(_hashed_exponential(0, 50, seed=6), keys[:50])
+    assert abs(float(torch.corrcoef(torch.stack([keys[:-1], keys[1:]]))[0, 1])) < 0.03
+
+
+def test_columns_are_drawn_by_their_energy():
+    X = torch.ones(2, 10)
+    X[:, 7] *= 9  # energy 81 of 90
+    hits = sum(bool((draw_sample(cut(X, 4), 1, seed=s).columns == 9).all()) for s in range(300))
+    assert abs(hits / 300 - 0.9) < 4 * math.sqrt(0.09 / 300)
+    whole = draw_sample(cut(X, 4), 50, seed=0)
+    assert torch.equal(whole.columns, X)
+    assert whole.total == pytest.approx(2 * 9 + 162)
+    assert whole.n_drawn_from == 10
+
+
+def test_the_start_factorizes_a_sample_in_which_weak_columns_weigh_more(monkeypatch):
+    X, given = activations(), []
+    monkeypatch.setattr(
+        streaming, "factorize", lambda X, *args, **kwargs: (given.append(X), factorize(X, *args, **kwargs))[1]
+    )
+    factorize_stream(cut(X, 100), 5, seed=3, max_iter=1)
+    drawn = draw_sample(cut(X, 100), 128 * 5, seed=3)
+    assert drawn.columns.shape[1] == 640
+    chance = (640 * drawn.columns.square().sum(0) / X.square().sum()).clamp_max(1)
+    assert 0 < float((chance < 1).double().mean()) < 1
+    torch.testing.assert_close(given[0], drawn.columns / chance.sqrt())
+    few = X[:, :300]
+    factorize_stream(cut(few), 5, seed=3, max_iter=1)
+    torch.testing.assert_close(given[1], few)  # all of it: nothing stands for anything else

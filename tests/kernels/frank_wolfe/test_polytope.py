@@ -38,10 +38,12 @@ def test_ksparse_is_the_lowest_corner_of_all(k: int, seed: int) -> None:
 def test_ksparse_leaves_zero_gradients_alone() -> None:
     g = torch.tensor([[0.0, 0.0, -2.0, 1.0, 0.0]])
     assert KSparse(4).vertex(g).tolist() == [[0, 0, 1, 0, 0]]
+    assert KSparse(torch.tensor([4])).vertex(g).tolist() == [[0, 0, 1, 0, 0]]
+    assert Box().vertex(g).tolist() == [[0, 0, 1, 0, 0]]
 
 
 def test_one_rate_per_row_is_the_rows_one_by_one() -> None:
-    g, k = noise(5, 3, 7, seed=1), torch.tensor([1, 4, 2, 9, 21])
+    g, k = noise(5, 3, 7, seed=1), torch.tensor([1, 4, 2, 9, 25])
     together = KSparse(k).vertex(g)
     for row in range(5):
         assert torch.equal(together[row : row + 1], KSparse(int(k[row])).vertex(g[row : row + 1]))
@@ -90,3 +92,24 @@ def test_violation_sees_what_is_outside() -> None:
     assert float(Box().violation(torch.tensor([[-0.25, 1.0]]))) == pytest.approx(0.25)
     assert float(Simplex().violation(torch.tensor([[0.5, 0.25]]))) == pytest.approx(0.25)
     assert float(Birkhoff().violation(torch.tensor([[[1.0, 0.5], [0.0, 0.5]]]))) == pytest.approx(0.5)
+
+
+def test_violation_is_the_largest_of_each_row() -> None:
+    s = torch.tensor([[0.5, 1.75], [-0.25, 1.0], [0.25, 0.5]])
+    assert Box().violation(s).tolist() == [0.75, 0.25, 0.0]
+    assert KSparse(1).violation(s).tolist() == [1.25, 0.25, 0.0]
+    assert KSparse(torch.tensor([2, 1, 3])).violation(s).tolist() == [0.75, 0.25, 0.0]
+    assert Simplex().violation(s).tolist() == [1.25, 0.25, 0.25]
+    columns = torch.tensor([[[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [1.0, 0.0]], [[0.5, 0.0], [0.0, 0.25]]])
+    assert Birkhoff().violation(columns).tolist() == [0.0, 1.0, 0.75]
+    assert Birkhoff().violation(columns.transpose(1, 2)).tolist() == [0.0, 1.0, 0.75]
+
+
+def test_large_constants_of_the_columns_do_not_change_the_permutation():
+    """A cost plus one constant per column ranks the permutations as before; the sums are exact in float64."""
+    g = torch.Generator().manual_seed(0)
+    constants = 1e15 * torch.rand(40, 1, 7, generator=g, dtype=torch.float64)
+    shifted = torch.rand(40, 7, 7, generator=g, dtype=torch.float64) + constants
+    costs = shifted - constants
+    got, want = (Birkhoff().vertex(grad) for grad in (shifted, costs))
+    torch.testing.assert_close((got * costs).sum((1, 2)), (want * costs).sum((1, 2)), rtol=0, atol=0)

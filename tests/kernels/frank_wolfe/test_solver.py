@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from auditor.kernels.frank_wolfe.active_set import ActiveSet
-from auditor.kernels.frank_wolfe.solver import FrankWolfe, Status, decaying_momentum, solve
 from auditor.kernels.frank_wolfe.polytope import Birkhoff, Box, KSparse, Simplex
+from auditor.kernels.frank_wolfe.solver import FrankWolfe, Status, decaying_momentum, solve
 from auditor.kernels.frank_wolfe.step_size import Backtracking, MonotoneNonConvex, NonConvex, OpenLoop, ShortStep
 
 RULES = {
@@ -120,6 +119,8 @@ def test_problems_that_are_done_are_not_evaluated_again() -> None:
     f.c[0] = 5.0  # its solution is a vertex: one step
     answer = solve(FrankWolfe(), f, KSparse(3), torch.zeros(2, 9, dtype=torch.float64), max_steps=50)
     assert answer.status == [Status.CONVERGED, Status.STEP_LIMIT]
+    assert answer.steps == 50
+    assert len(answer.history) == 51
     assert f.evaluated == answer.gradient_calls
     g = f.evaluated
     assert g < 2 * 51 + 20  # the first problem asked twice, not fifty times
@@ -195,13 +196,68 @@ def test_deadline_and_certificate() -> None:
     assert answer.gap.isfinite().all()
 
 
-def test_active_set_is_the_point_it_claims() -> None:
-    active = ActiveSet(torch.tensor([1.0, 0.0, 0.0]).double())
-    active.towards(torch.tensor([0.0, 1.0, 0.0]).double(), 0.25)
-    torch.testing.assert_close(active.point(), torch.tensor([0.75, 0.25, 0.0]).double())
-    active.swap(0, torch.tensor([0.0, 0.0, 1.0]).double(), 0.5)
-    torch.testing.assert_close(active.point(), torch.tensor([0.25, 0.25, 0.5]).double())
-    active.away(1, 0.25 / 0.75)
-    torch.testing.assert_close(active.point(), torch.tensor([1 / 3, 0.0, 2 / 3]).double())
-    assert len(active) == 2
-    torch.testing.assert_close(active.scores(torch.tensor([3.0, 5.0, 7.0]).double()), torch.tensor([3.0, 7.0]).double())
+def test_momentum_schedule_known_values() -> None:
+    assert decaying_momentum(0) == pytest.approx(0)
+    assert decaying_momentum(19) == pytest.approx(5 / 9)  # 27^(2/3) = 9
+    assert decaying_momentum(56) == pytest.approx(3 / 4)  # 64^(2/3) = 16
+
+
+@pytest.mark.parametrize("momentum", [decaying_momentum, lambda t: 0.3])
+def test_stochastic_steps_follow_the_averaged_gradient(momentum) -> None:
+    """The trajectory of a plain loop: the average starts at the first sample and decays by rho_t."""
+
+    class Changing(Quadratic):
+        """A gradient that says something else at every call, the same in every run."""
+
+        def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            value, g = super().gradient(s, rows)
+            generator = torch.Generator().manual_seed(self.evaluated)
+            return value, g + 3 * torch.randn(g.shape, dtype=g.dtype, generator=generator)
+
+        full_gradient = Quadratic.gradient
+
+    polytope, s = KSparse(4), torch.zeros(2, 13, dtype=torch.float64)
+    f = Changing(2, 13)
+    steps = FrankWolfe("stochastic", NonConvex(t0=3), momentum=momentum).run(f, polytope, s)
+    plain = Changing(2, 13)
+    average = plain.gradient(s, torch.arange(2))[1]
+    for t in range(12):
+        step = next(steps)
+        torch.testing.assert_close(step.s, s, rtol=0, atol=1e-12)
+        v = polytope.vertex(average)
+        torch.testing.assert_close(step.gap, (average * (s - v)).sum(1), rtol=1e-12, atol=1e-12)
+        s = s + (t + 4) ** -0.5 * (v - s)
+        fresh = plain.gradient(s, torch.arange(2))[1]
+        average = momentum(t + 1) * average + (1 - momentum(t + 1)) * fresh
+
+
+def test_the_answer_is_the_best_iterate_and_the_best_gap_the_least_certificate() -> None:
+    """Open-loop steps begin by jumping to a vertex: from a good start the first iterate stays the best."""
+    f, k = Quadratic(3, 13, shift=0.3), 4
+    good = solve(
+        FrankWolfe("away", Backtracking(), gap_tol=1e-3), f, KSparse(k), torch.zeros(3, 13).double(), max_steps=99
+    )
+    gaps: list[Tensor] = []
+    for start in (good.s, torch.zeros(3, 13).double()):
+        gaps.clear()
+        answer = solve(
+            FrankWolfe(rule=OpenLoop()), f, KSparse(k), start, max_steps=30, on_step=lambda step: gaps.append(step.gap)
+        )
+        torch.testing.assert_close(answer.value, answer.history.amin(0), rtol=0, atol=0)
+        torch.testing.assert_close(f.gradient(answer.s, torch.arange(3))[0], answer.value)
+        torch.testing.assert_close(answer.best_gap, torch.stack(gaps).amin(0), rtol=0, atol=0)
+    assert (answer.best_gap < answer.gap).any()  # the least gap and the least value are of different iterates
+    sampled = solve(FrankWolfe("stochastic", NonConvex()), f, KSparse(k), start, max_steps=8)
+    assert torch.equal(sampled.best_gap, sampled.gap)  # an averaged gradient certifies nothing on the way
+
+
+def test_a_step_tried_and_refused_leaves_value_and_gradient_as_they_were() -> None:
+    def refuse(line):
+        line.try_step(torch.ones_like(line.value), line.rows)
+        return torch.zeros_like(line.value)
+
+    start = torch.full((2, 9), 0.1, dtype=torch.float64)
+    first, last = FrankWolfe(rule=refuse).run(Quadratic(2, 9), KSparse(3), start)
+    assert last.status.tolist() == [Status.STALLED] * 2
+    for name in ("s", "value", "gap"):
+        assert torch.equal(getattr(first, name), getattr(last, name))

@@ -55,3 +55,13 @@ def test_a_dead_column_counts_as_zero_and_gives_finite_gradients():
     alive = torch.tensor([[True, False, True]])
     torch.testing.assert_close(live_pull_away(E, alive), pull_away(E[..., [0, 2]]))
     assert pull_away(E).item() < live_pull_away(E, alive).item()  # why the live figure is printed beside it
+
+
+def test_one_column_pulls_nothing_away():
+    E = torch.rand(3, 5, 1, requires_grad=True)
+    loss = pull_away(E)
+    assert loss.tolist() == [0, 0, 0]
+    loss.sum().backward()
+    assert not E.grad.any()
+    one_alive = torch.tensor([[True, False]])
+    assert live_pull_away(torch.rand(1, 4, 2), one_alive).tolist() == [0]

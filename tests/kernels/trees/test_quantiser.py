@@ -76,3 +76,26 @@ def test_average_of_ranges():
     mixed = scale(0, 10).towards(scale(-1, 20), 0.9)
     assert float(mixed.lo) == pytest.approx(-0.1)
     assert float(mixed.hi) == pytest.approx(11)
+
+
+@pytest.mark.parametrize(("lo", "hi", "want"), [(0.5, 2, (0, 2)), (-3, -0.5, (-3, 0)), (-1, 0.5, (-1, 0.5))])
+def test_a_range_is_widened_to_hold_zero(lo, hi, want):
+    held = scale(lo, hi).holding_zero()
+    assert (float(held.lo), float(held.hi)) == want
+
+
+def test_percentiles_are_ranks_from_both_ends():
+    x = torch.arange(10.0)[:, None] * torch.tensor([1.0, -2.0])
+    r = range_of(x, per_feature=True, percentile=80)
+    assert r.lo.tolist() == [2, -14]
+    assert r.hi.tolist() == [7, -4]
+    whole = range_of(x, percentile=100)
+    assert (float(whole.lo), float(whole.hi)) == (-18, 9)
+    assert float(range_of(torch.arange(3.0)[:, None], percentile=1).hi) == 0  # at least one value
+
+
+@pytest.mark.parametrize("form", [quantise, quantise_reference])
+def test_ends_of_the_range_pass_no_gradient_in_either_form(form):
+    x = torch.tensor([-1.0, -0.999, 1.999, 2.0], requires_grad=True)
+    form(x, 2, scale(-1, 2)).sum().backward()
+    assert x.grad.tolist() == [0, 1, 1, 0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.plugins.audits_site.audit_comparison import compare, figures
+from auditor.plugins.audits_site.audit_comparison import compare, measures
 
 
 def entry(value, low=None, high=None, direction="up", status="passed", **changed):
@@ -32,13 +32,13 @@ def entry(value, low=None, high=None, direction="up", status="passed", **changed
     ],
 )
 def test_verdicts(left, right, verdict):
-    (row,) = compare(figures({"metrics": {"m": left}}), figures({"metrics": {"m": right}}))
+    (row,) = compare(measures({"metrics": {"m": left}}), measures({"metrics": {"m": right}}))
     assert row.verdict == verdict
     assert (row.difference is None) == (verdict in ("missing", "nowhere"))
 
 
 def test_what_got_worse_comes_first_and_nothing_is_lost():
-    left = figures({"metrics": {"a": entry(1), "b": entry(0.8, 0.7, 0.9), "only": entry(1)}})
-    right = figures({"metrics": {"a": entry(1), "b": entry(0.5, 0.4, 0.6), "new": entry(1)}})
+    left = measures({"metrics": {"a": entry(1), "b": entry(0.8, 0.7, 0.9), "only": entry(1)}})
+    right = measures({"metrics": {"a": entry(1), "b": entry(0.5, 0.4, 0.6), "new": entry(1)}})
     assert [row.metric for row in compare(left, right)] == ["b", "new", "only", "a"]
-    assert figures({}) == figures({"metrics": [1]}) == {}
+    assert measures({}) == measures({"metrics": [1]}) == {}

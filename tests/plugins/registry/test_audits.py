@@ -1,8 +1,6 @@
 """Audits and gates in the registry, by the commands: storage, staleness, exit codes, promotion."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,34 +9,19 @@ import numpy as np
 import pytest
 
 from auditor import Subject, plugins
-from auditor.errors import OptionError, TamperError
-from auditor.plugins.registry.audits import AUDIT_TAG, GATE_TAG, stale_reason
-from auditor.plugins.registry.location import resolve, set_tag
+from auditor.errors import TamperError
 from auditor.plugins.pytest_plugin import audit_gate  # noqa: F401
+from auditor.plugins.registry.location import resolve, set_tag
+from auditor.plugins.registry.staleness import stale_reason
+from auditor.plugins.registry.tags import AUDIT, GATE
 
 DATA, IMAGES = "sklearn:digits?split=test", "20"
 
 
-@pytest.fixture(scope="session")
-def version(store, trained, concepts, tmp_path_factory):
-    """models:/gated/1 with concepts, audited once; returns its URI and the files the audit wrote."""
-    from click.testing import CliRunner
-
-    from auditor.cli import auditor
-
-    mlflow.set_tracking_uri(store)
-    mlflow.set_registry_uri(store)
-    uri = plugins.log_subject(trained[0], "gated", experiment="tests")
-    subject = plugins.load_subject(uri)
-    if subject.digest != concepts.subject_digest_:
-        raise AssertionError("a registered model has another digest than the one it was made from")
-    plugins.attach(concepts, uri, "concepts", subject=subject)
-    folder = tmp_path_factory.mktemp("audit")
-    files = ["--report", str(folder / "r.html"), "--out", str(folder / "a.json")]
-    result = CliRunner().invoke(auditor, ["audit", uri, "--data", DATA, "--images", IMAGES, *files])
-    assert result.exit_code == 0, result.output
-    assert "metrics" in result.stdout
-    return uri, folder
+@pytest.fixture
+def version(registry, gated):
+    """models:/gated/1 with concepts, audited once; its URI and the files the audit wrote."""
+    return gated
 
 
 @pytest.fixture
@@ -57,16 +40,16 @@ def write(path: Path, text: str) -> Path:
 
 def test_an_audit_is_stored_with_the_version_and_its_metrics_in_mlflow(registry, version):
     uri, folder = version
-    place = resolve(uri)
-    tag = json.loads(place.tags[AUDIT_TAG])
+    version = resolve(uri)
+    tag = json.loads(version.tags[AUDIT])
     assert set(tag) >= {"location", "digest", "time", "data", "data_digest", "seed", "n_metrics", "explainers"}
-    names = {Path(e.path).name for e in place.repository().list_artifacts(tag["location"])}
+    names = {Path(e.path).name for e in version.repository().list_artifacts(tag["location"])}
     assert names == {"audit.json", "report.html", "model_card.json"}
     found = plugins.latest_audit(uri)
     assert found.digest == tag["digest"]
     assert found.sealed() == (folder / "a.json").read_bytes()
     assert (folder / "r.html").read_text().startswith("<!doctype html>")
-    logged = mlflow.MlflowClient().get_logged_model(place.model_id)
+    logged = mlflow.MlflowClient().get_logged_model(version.model_id)
     mine = {m.key: m for m in logged.metrics if m.dataset_digest == found.data["digest"][:32]}
     assert mine["model/accuracy"].value == pytest.approx(found.metrics["model/accuracy"].value)
     assert "explainer/concepts/f_cls" in mine
@@ -107,7 +90,7 @@ def test_the_gate_passes_its_own_version_and_only_then_promotes(cli, version, po
     assert all(c["verdict"] == "pass" for c in answer["checks"])
     assert ElementTree.parse(tmp_path / "out" / "j.xml").getroot().get("failures") == "0"
     assert client.get_registered_model("gated").aliases["best"] in (1, "1")  # MLflow gives either
-    tag = json.loads(resolve(uri).tags[GATE_TAG])
+    tag = json.loads(resolve(uri).tags[GATE])
     assert (tag["verdict"], tag["failed"], tag["checks"]) == ("pass", [], len(answer["checks"]))
     assert set(tag) >= {"verdict", "time", "policy", "policy_digest", "baseline", "audit_digest"}
 
@@ -137,9 +120,9 @@ def test_an_audit_file_edited_by_hand_is_no_pass(cli, version, policy, tmp_path)
 
 def test_a_stored_audit_edited_in_the_artifact_store_is_no_pass(cli, version, policy):
     uri, _ = version
-    place = resolve(uri)
-    location = json.loads(place.tags[AUDIT_TAG])["location"]
-    file = Path(place.root.removeprefix("file://")) / location / "audit.json"
+    version = resolve(uri)
+    location = json.loads(version.tags[AUDIT])["location"]
+    file = Path(version.root.removeprefix("file://")) / location / "audit.json"
     kept = file.read_bytes()
     try:
         file.write_bytes(kept.replace(b'"seed": 0', b'"seed": 7'))
@@ -165,9 +148,9 @@ def test_an_audit_is_stale_when_anything_it_speaks_of_has_changed(registry, vers
 
 def test_a_tampered_explainer_never_passes(cli, version, policy):
     uri, _ = version
-    place = resolve(uri)
-    location = json.loads(place.tags["auditor.explainers.base.concepts"])["location"]
-    file = Path(place.root.removeprefix("file://")) / location / "tensors.safetensors"
+    version = resolve(uri)
+    location = json.loads(version.tags["auditor.explainer.concepts"])["location"]
+    file = Path(version.root.removeprefix("file://")) / location / "tensors.safetensors"
     kept = file.read_bytes()
     try:
         file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
@@ -179,7 +162,7 @@ def test_a_tampered_explainer_never_passes(cli, version, policy):
         assert checks["explainer/concepts/f_cls"]["verdict"] == "fail"
     finally:
         file.write_bytes(kept)
-        set_tag(place, AUDIT_TAG, place.tags[AUDIT_TAG])  # the gate had stored an audit of the tampered state
+        set_tag(version, AUDIT, version.tags[AUDIT])  # the gate had stored an audit of the tampered state
 
 
 def test_a_baseline_is_compared_with_and_one_of_another_task_refused(cli, version, tmp_path, tiny):
@@ -205,17 +188,3 @@ def test_without_an_audit_and_without_data_there_is_no_verdict(cli, tmp_path):
     rules = write(tmp_path / "p.toml", '[limits."model/accuracy"]\nmin = 0.5')
     assert "has no stored audit" in cli.fails("gate", "models:/digits/1", "--policy", rules)
     assert "has no stored audit" in cli.fails("policy", "init", "models:/digits/1")
-
-
-def test_the_fixture_for_pytest(registry, version, policy, tmp_path, audit_gate):  # noqa: F811
-    assert audit_gate(version[0], policy).verdict == "pass"
-    with pytest.raises(pytest.fail.Exception, match="Gate: FAIL"):
-        audit_gate(version[0], write(tmp_path / "hard.toml", '[limits."model/accuracy"]\nmin = 1.01\n'))
-    with pytest.raises(OptionError, match="sets no limits"):
-        audit_gate(version[0], write(tmp_path / "empty.toml", ""))
-
-
-def test_the_pytest_plugin_is_light():
-    heavy = "{'torch', 'mlflow', 'numpy', 'pydantic'}"
-    code = f"import sys, auditor.plugins.pytest_plugin; assert not {heavy} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,14 +3,12 @@ import pytest
 import torch
 from torch import nn
 
-from auditor.explainers.coupled.explainer import CoupledExplainer
 from auditor.data.source import open_data
 from auditor.errors import NumericsError, OptionError
 from auditor.explainers.base import Explainer
-from auditor.explainers.coupled.latent_space import class_scores_of, distinctness, mask_of, neighbours, purity, top_examples
+from auditor.explainers.coupled.explainer import CoupledExplainer
+from auditor.network.above_layer import prepare_above_layer
 from auditor.subject.subject import Subject
-from auditor.network.above_layer import prepare_tail
-from auditor.tcav import Tcav
 
 
 def small_net():
@@ -68,7 +66,7 @@ def test_an_affine_part_above_the_layer_says_the_same(subject, data, fitted):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         same = Subject(small_net(), input_shape=(2, 13, 9), class_names=["a", "b", "c"])
-    assert prepare_tail(same, fitted.layer_).is_affine
+    assert prepare_above_layer(same, fitted.layer_).is_affine
     images = images_of(subject, data)
     for a, b in zip(fitted.explain(same, images), fitted.explain(subject, images), strict=True):
         got, want = (torch.tensor([c.contribution for c in e.concepts]) for e in (a, b))
@@ -125,26 +123,18 @@ def test_rank_above_the_data_is_one_sentence(subject, data):
         CoupledExplainer(rank=1000, lambda_table=False).fit(subject, data)
 
 
-def test_read_outs_by_hand():
-    F = torch.tensor([[3.0, 2.0, 0.0, 1.0], [0.0, 1.0, 5.0, 0.0]])
-    labels = torch.tensor([0, 0, 1, -1])
-    assert top_examples(F, 2).tolist() == [[0, 1], [2, 1]]
-    assert class_scores_of(F, labels, 2).tolist() == [[5.0, 0.0], [1.0, 5.0]]
-    assert purity(F, labels, 2) == pytest.approx((1 + 0.5) / 2)
-    near = neighbours(torch.tensor([1.0, 0.0]), torch.cat([F, torch.zeros(2, 1)], dim=1), n=2)
-    assert near.index == [0, 3]
-    assert near.concepts == [1.0, 0.0]
-    assert mask_of(torch.tensor([1.0, 2.0, 3.0])).tolist() == [False, False, True]
-    d = distinctness(torch.eye(4)[:, :3])
-    assert d.top_mean == pytest.approx(1)
-    assert d.off_diagonal == 0
-    assert distinctness(torch.ones(4, 2)).top_mean == pytest.approx(2)
-
-
-def test_tcav_of_a_linear_head_is_the_sign_of_its_weights():
-    head = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(12, 2))
-    subject = Subject(head, input_shape=(1, 3, 4))
-    directions = torch.eye(12)[:, :3]
-    tcav = Tcav(directions, 2)
-    tcav.add(subject, "0", torch.rand(6, 1, 3, 4), torch.tensor([0, 1, 0, 1, -1, 0]))
-    torch.testing.assert_close(tcav.scores(), (head[2].weight[:, :3].T > 0).float())
+def test_numbers_beyond_the_models_classes_are_labels_of_their_own(subject, tmp_path):
+    rng = np.random.default_rng(1)
+    labels = np.arange(40) % 7
+    np.savez(tmp_path / "probe.npz", images=rng.integers(0, 256, (40, 13, 9, 2), dtype=np.uint8), labels=labels)
+    options = {"rank": 2, "pool": 2, "max_iter": 5, "lambda_table": False}
+    probe = CoupledExplainer(**options).fit(subject, open_data(tmp_path / "probe.npz"))
+    assert probe.label_names_ == tuple("0123456")
+    assert probe.class_score_.shape == (2, 7)
+    assert probe.tcav_.shape == (2, 3)
+    probe.save(tmp_path / "artifact")
+    again = Explainer.load(tmp_path / "artifact", subject)
+    assert again.label_names_ == probe.label_names_
+    near = again.explain(subject, torch.rand(1, 2, 13, 9))[0].extra["neighbours"][0]
+    assert near["label"] == -1
+    assert near["label_name"] in probe.label_names_

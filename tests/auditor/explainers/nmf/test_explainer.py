@@ -4,11 +4,11 @@ import torch
 from torch import nn
 
 from auditor import Subject, fit, open_data
-from auditor.errors import LayerError, NumericsError, OptionError, TamperError
+from auditor.errors import LayerError, OptionError, TamperError
 from auditor.explainers.base import Explainer
-from auditor.explainers.layer_activations import Reservoir, as_columns
+from auditor.explainers.layer_activations import as_columns
 from auditor.kernels.factorization.projection import project
-from tests.auditor.test_subject import small_vit
+from tests.auditor.subject.test_layer_discovery import small_vit
 
 
 def test_metrics_are_measured_on_held_out_images(concepts):
@@ -24,7 +24,7 @@ def test_metrics_are_measured_on_held_out_images(concepts):
 def test_metrics_equal_a_plain_computation(concepts, digits, digits_data):
     """Everything at once, image by image, without the streaming."""
     x = torch.cat([b.images for b in digits_data.batches(digits)])
-    held = x[torch.arange(len(x)) % 5 == 4][:60]
+    held = x[digits_data.draw(60, 0, torch.arange(len(x)) % 5 == 4)]
     with torch.no_grad():
         logits, found = digits.run(held, [concepts.layer_])
         z = found[concepts.layer_]
@@ -87,19 +87,6 @@ def test_save_and_load_is_identity_and_bytes_repeat(concepts, digits, digits_dat
     a, b = concepts.explain(digits, images)[0], loaded.explain(digits, images)[0]
     assert {**a.to_json(), "name": ""} == {**b.to_json(), "name": ""}
     assert fit("nmf", digits, digits_data, rank=6, seed=1, init="random", refits=1).save(tmp_path / "d") != digest
-
-
-def test_gallery_holds_the_images_with_the_highest_scores(concepts, digits, digits_data):
-    x = torch.cat([b.images for b in digits_data.batches(digits)])
-    with torch.no_grad():
-        z = digits.activations(x, [concepts.layer_])[concepts.layer_]
-    peaks = concepts.scores(digits.layout(concepts.layer_), z).amax(-1)
-    for k, shots in enumerate(concepts.gallery_.shots):
-        assert len(shots) == 8
-        best = peaks[:, k].topk(8).values
-        np.testing.assert_allclose([s.score for s in shots], best, rtol=1e-4)
-        assert shots[0].crop.shape == (1, 48, 48)
-    assert list(concepts.importance_) == sorted(concepts.importance_, reverse=True)
 
 
 def test_signed_layer_is_factorized_by_semi_nmf_not_clipped(tiny, tiny_npz):
@@ -170,14 +157,6 @@ def test_an_explainer_does_not_explain_another_model(concepts, tiny, digits):
         concepts.explain(tiny, torch.rand(1, 1, 13, 17))
 
 
-def test_nan_activations_are_counted(tiny, tiny_npz):
-    with torch.no_grad():
-        tiny.module.conv.weight[0, 0, 0, 0] = float("nan")
-    subject = Subject(tiny.module, input_shape=(1, 13, 17))
-    with pytest.raises(NumericsError, match="40 of 40 images give NaN or infinite activations"):
-        fit("nmf", subject, open_data(tiny_npz))
-
-
 def test_one_image_is_enough_and_a_constant_model_explains_nothing(tiny, tiny_npz):
     e = fit("nmf", tiny, open_data(tiny_npz, limit=1), rank=2, refits=1)
     assert e.metrics["n_held_out"] == 1
@@ -189,25 +168,6 @@ def test_one_image_is_enough_and_a_constant_model_explains_nothing(tiny, tiny_np
         constant, next(data.batches(constant, 1)).images
     )
     assert all(abs(c.contribution) < 1e-6 for c in item.concepts)
-
-
-def test_reservoir_is_uniform_and_does_not_depend_on_batches():
-    columns = torch.arange(10_000.0)[None]
-    kept = []
-    for size in (7, 1000):
-        reservoir = Reservoir(500, seed=3)
-        for part in torch.split(columns, size, dim=1):
-            reservoir.put(part)
-        kept.append(reservoir.columns())
-    assert torch.equal(*kept)
-    assert kept[0].shape == (1, 500)
-    assert abs(float(kept[0].mean()) - 4999.5) < 4 * 2887 / 500**0.5  # four standard errors of a uniform sample
-
-
-def test_columns_keep_positions_of_an_image_together():
-    subject = Subject(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Flatten(), nn.Linear(18, 2)), input_shape=(1, 3, 3))
-    z = torch.rand(4, 2, 3, 3)
-    torch.testing.assert_close(as_columns(subject.layout("0"), z)[:, 9:18], z[1].flatten(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

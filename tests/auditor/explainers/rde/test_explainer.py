@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 import auditor
 from auditor import Subject
-from auditor.perturbation.gaussian_moments import ClosedFormError
 from auditor.errors import AuditError, DataError, NumericsError, OptionError, TamperError
 from auditor.explainers.base import Explainer
 from auditor.explainers.rde.explainer import RdeExplainer
 from auditor.explainers.rde.relevance_map import multi_rate
+from auditor.perturbation.gaussian_moments import ClosedFormError
 
 FAST: dict[str, Any] = {"rates": (4, 12, 24), "max_steps": 15, "draws": 8, "eval_draws": 16, "calibration_images": 4}
 
@@ -327,11 +327,11 @@ def test_at_the_command_line(cli: Any, tmp_path: Path) -> None:
     answer = cli.json("fit", "rde", "models:/digits/1", "--data", "sklearn:digits", "--name", "suffices", *settings)
     assert answer["kind"] == "rde"
     assert answer["metrics"]["flip_area"] < answer["metrics"]["flip_area_random"]
-    explained = cli.json("explain", "models:/digits/1", path, "--explainer", "suffices", "--timeout", "2")
+    explained = cli.json("explain", "models:/digits/1", path, "--explainers", "suffices", "--timeout-s", "2")
     (e,) = explained["explanations"]
     assert e["kind"] == "rde"
     assert e["bias"] + sum(c["contribution"] for c in e["concepts"]) + e["residual"] == pytest.approx(e["target_value"])
-    told = cli("explain", "models:/digits/1", path, "--explainer", "suffices", "--out", tmp_path / "out")
+    told = cli("explain", "models:/digits/1", path, "--explainers", "suffices", "--out", tmp_path / "out")
     assert "cells keep" in told.output
     assert (tmp_path / "out" / "suffices.png").is_file()
     assert "out of range" in cli.fails(

@@ -9,11 +9,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from auditor.perturbation.distortion import AssumedDensity, Problems
 from auditor.errors import NumericsError, OptionError
-from auditor.kernels.frank_wolfe.solver import Status
-from auditor.perturbation.replacement import Obfuscation
-from auditor.perturbation.cells import components
 from auditor.explainers.rde.relevance_map import (
     Budget,
     Method,
@@ -25,6 +21,10 @@ from auditor.explainers.rde.relevance_map import (
     ordering,
     rate_constrained,
 )
+from auditor.kernels.frank_wolfe.solver import Status
+from auditor.perturbation.cells import components
+from auditor.perturbation.distortion import AssumedDensity, Problems
+from auditor.perturbation.replacement import Obfuscation
 
 W = torch.tensor([3.0, -1.0, 2.0, 0.5]).double()
 X = torch.tensor([1.0, 0.5, -1.0, 2.0]).double()

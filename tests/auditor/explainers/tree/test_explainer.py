@@ -1,5 +1,4 @@
 import json
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -8,25 +7,10 @@ from torch import nn
 
 import auditor
 from auditor import Subject, open_data
-from auditor.explainers.concept_page import write_page
-from auditor.demo import DigitsNet, train_digits
+from auditor.demo import DigitsNet
 from auditor.errors import DataError, NumericsError, OptionError, TamperError
-from auditor.explainers.base import Explainer
-from auditor.kernels.trees.tree import TreeLimits, fit_tree
-from auditor.naming import name_concept
-from auditor.explainers.tree.page import HEIGHT, MANY, TOP, WIDTH, tree_svg, write_tree_page
-from auditor.explainers.tree.decision_path import Boxes, decisions, tree_from_json, tree_to_json
-
-OPTIONS = {"n_features": 48, "epochs": 8, "refit_every": 4, "seed": 0}
-
-
-@pytest.fixture(scope="module")
-def fitted():
-    subject, _ = train_digits()
-    data = open_data("sklearn:digits")
-    explainer = auditor.fit("tree", subject, data, **OPTIONS)
-    images = next(data.batches(subject, 24)).images
-    return subject, explainer, images, explainer.explain(subject, images)
+from auditor.explainers.base import Explainer, explainer_class
+from tests.auditor.explainers.tree.conftest import OPTIONS
 
 
 def test_network_and_tree_are_accurate_and_agree(fitted):
@@ -86,20 +70,6 @@ def test_alternatives_reach_their_leaf_when_the_codes_are_changed(fitted):
             assert other["class"] != e.extra["tree_class"]
 
 
-def test_the_nearest_alternative_is_the_nearest():
-    rng = np.random.default_rng(0)
-    codes = rng.integers(0, 4, (60, 3)).astype(np.uint8)
-    y = np.eye(3)[(codes[:, 0] > 1).astype(int) + (codes[:, 1] > 2)]
-    tree = fit_tree(codes, y, TreeLimits(4), bits=2)
-    boxes = Boxes.of(tree)
-    every = np.stack(np.meshgrid(*[np.arange(4)] * 3), -1).reshape(-1, 3).astype(np.uint8)
-    said = tree.predict(every).argmax(1)
-    for row in codes[:20]:
-        own = tree.predict(row[None]).argmax()
-        true = np.abs(every.astype(int) - row).sum(1)[said != own].min()
-        assert boxes.changes(tree, row, 1)[0].cost == true
-
-
 def test_heatmaps_lie_on_the_layers_grid_and_prototypes_in_their_leaf(fitted):
     subject, explainer, _, found = fitted
     grid = subject.layout(explainer.layer_).grid
@@ -142,41 +112,6 @@ def test_another_model_is_refused(fitted):
         explainer.explain(other, images)
 
 
-def test_the_drawing_shows_every_node_and_marks_the_path(fitted, tmp_path):
-    _, explainer, images, found = fitted
-    root = ET.fromstring(tree_svg(explainer, found[0]))
-    groups = [g.get("class") for g in root.iter("{http://www.w3.org/2000/svg}g")]
-    tree = explainer.tree_
-    assert sum(c.startswith("leaf") for c in groups) == tree.n_leaves
-    assert sum(c.startswith("node") for c in groups) == tree.n_nodes - tree.n_leaves
-    assert sum(c.endswith(" on") for c in groups) == len(found[0].extra["path"]) + 1
-    assert len(list(root.iter("{http://www.w3.org/2000/svg}image"))) >= tree.n_leaves
-    page = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0]).read_text()
-    assert found[0].extra["path"][0]["rule"].replace(">", "&gt;").replace("<", "&lt;") in page
-    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")  # self-contained
-    assert write_tree_page(explainer, tmp_path / "t.svg").read_text().startswith("<svg")
-
-
-def test_groups_lie_where_the_leaves_are_counted_from_left_to_right(fitted):
-    _, explainer, _, _ = fitted
-    ours = "{http://www.w3.org/2000/svg}"
-    found = []
-
-    def walk(group, x, y):
-        right, down = map(float, group.get("transform")[10:-1].split(","))
-        x, y = x + right, y + down
-        if group.get("class").startswith("leaf"):
-            found.append((x, y))
-        for below in group.findall(f"{ours}g"):
-            for child in below.findall(f"{ours}g"):
-                walk(child, x, y)
-
-    walk(ET.fromstring(tree_svg(explainer)).find(f"{ours}g"), 0.0, 0.0)
-    wanted = [(i + 0.5) * WIDTH for i in range(explainer.tree_.n_leaves)]
-    np.testing.assert_allclose([x for x, _ in found], wanted, atol=0.06 * explainer.tree_.depth)  # rounded per level
-    assert max(y for _, y in found) == TOP + explainer.tree_.depth * HEIGHT
-
-
 def test_a_leafs_pictures_are_called_by_the_leaf(fitted):
     _, explainer, _, found = fitted
     for explanation in found:
@@ -184,44 +119,6 @@ def test_a_leafs_pictures_are_called_by_the_leaf(fitted):
         label = explainer.gallery_label(e["gallery"])
         assert label == f"leaf {e['leaf']}: {e['tree_class']} {e['tree_probability']:.0%}"
         assert [p["id"] for p in e["prototypes"]] == [s.id for s in explainer.gallery_.shots[e["gallery"]]]
-
-
-def test_the_page_of_concepts_is_the_tree_and_its_features_can_be_named(fitted, tmp_path):
-    subject, explainer, _, _ = fitted
-    used = int(explainer.tree_.features_used[0])
-    try:
-        name_concept(explainer, used, "upper loop")
-        assert "upper loop ≤ " in write_page(explainer, subject, tmp_path / "tree.html").read_text()
-    finally:
-        explainer.labels = {}
-    assert write_page(explainer, subject, tmp_path / "tree.svg").read_text().startswith("<svg")
-    with pytest.raises(OptionError, match=r"ends in \.html or \.svg"):
-        write_page(explainer, subject, tmp_path / "tree.png")
-    with pytest.raises(OptionError, match="has concepts 0 to 47, got 48"):
-        name_concept(explainer, 48, "beyond")
-
-
-def test_names_are_escaped_in_the_page(fitted):
-    _, explainer, _, _ = fitted
-    used = int(explainer.tree_.features_used[0])
-    explainer.labels = {used: "<script>alert(1)</script>"}
-    try:
-        page = tree_svg(explainer)
-        assert "<script>" not in page
-        assert "&lt;script&gt;" in page
-    finally:
-        explainer.labels = {}
-
-
-def test_json_keeps_the_tree_to_the_last_bit():
-    rng = np.random.default_rng(0)
-    codes, y = rng.integers(0, 16, (80, 9)).astype(np.uint8), rng.dirichlet(np.ones(3), 80)
-    tree = fit_tree(codes, y)
-    back = tree_from_json(json.loads(json.dumps(tree_to_json(tree, ("a", "b", "c"), {}))))
-    for name in ("feature", "threshold", "left", "right", "value", "rows", "gain"):
-        np.testing.assert_array_equal(getattr(back, name), getattr(tree, name))
-    steps, leaf = decisions(tree, codes[0], 1)
-    assert tree.value[0, 1] + sum(s.contribution for s in steps) == pytest.approx(tree.value[leaf, 1], abs=1e-12)
 
 
 def npz(tmp_path, images, labels):
@@ -275,7 +172,7 @@ def test_a_depth_that_cannot_separate_is_said(fitted, caplog):
         flat = auditor.fit("tree", subject, data, **{**OPTIONS, "depth": 2, "epochs": 3})
     assert flat.metrics["classes_without_leaf"] >= 6
     assert "raise depth" in caplog.text
-    assert "cannot tell 10 classes apart" in caplog.text
+    assert "cannot separate 10 classes" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -283,7 +180,7 @@ def test_a_depth_that_cannot_separate_is_said(fitted, caplog):
 )
 def test_bad_options_are_one_sentence(option):
     with pytest.raises(OptionError, match=next(iter(option))):
-        auditor.explainers.base.explainer_class("tree")(**option)
+        explainer_class("tree")(**option)
 
 
 def test_unlabelled_data_learn_the_models_predictions(fitted, tmp_path):
@@ -317,29 +214,3 @@ def test_a_layer_without_positions_gets_heatmaps_by_gradients(fitted):
     heat = [c.heatmap for e in found.explain(subject, images[:3]) for c in e.concepts]
     assert all(tuple(h.shape) == (8, 8) for h in heat)
     assert any(float(h.max()) > 0 for h in heat)
-
-
-@pytest.mark.slow
-def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
-    from tests.service.browser import chromium
-
-    _, explainer, images, found = fitted
-    path = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0])
-    n_leaves, n_steps = explainer.tree_.n_leaves, len(found[0].extra["path"])
-    shown = "return [...document.querySelectorAll('svg .leaf')].filter(g => g.getBoundingClientRect().width).length"
-    width = "return Number(document.querySelector('.scroll svg').getAttribute('width'))"
-    with chromium() as browser:
-        browser.look(1200, 900)
-        browser.open(path.as_uri())
-        assert n_leaves > MANY  # so the page opens with only the path unfolded
-        assert 1 <= browser.script(shown) <= n_steps + 1
-        narrow = browser.script(width)
-        browser.click("#open")
-        assert browser.script(shown) == n_leaves
-        assert browser.script(width) == n_leaves * WIDTH > narrow
-        first = "document.querySelector('svg .node').querySelector(':scope > .box')"
-        browser.script(f"{first}.dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
-        assert browser.script(shown) == 0
-        browser.click("#fold")
-        assert browser.script(width) == narrow
-        assert browser.messages() == []

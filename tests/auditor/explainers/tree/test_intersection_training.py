@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from auditor import Subject
-from auditor.explainers.tree.intersection_training import Examples, Recipe, _sparsity, codes_of, train
+from auditor.explainers.tree.intersection_training import Examples, Recipe, _sparsity, train
+from auditor.explainers.tree.quantised_features import Backbone, Representation
 from auditor.kernels.trees.tree import TreeLimits, fit_tree
-from auditor.explainers.tree.quantised_features import Backbone, Representation, SoftTree
 
 
 def blobs(n, seed, k=4, size=12):
@@ -117,52 +117,7 @@ def test_early_stopping_keeps_the_last_epoch_before_the_second_drop(monkeypatch)
     assert not all(torch.equal(kept[name], seen[4][2][name]) for name in kept)
 
 
-def test_codes_are_those_of_the_frozen_range_whatever_the_batch():
-    _, _, net = weights(Recipe(epochs=2))
-    x = blobs(50, 3).x
-    together, _ = codes_of(net, plain_backbone(), x)
-    alone = np.concatenate([codes_of(net, plain_backbone(), row[None])[0] for row in x])
-    np.testing.assert_array_equal(together, alone)
-    assert together.max() <= 15
-    assert len(np.unique(together)) > 3
-
-
 def test_sparsity_raises_the_share_of_zero_codes():
     _, plain, _ = weights(Recipe(variant="quantised", epochs=6, lr=1e-2))
     _, sparse, _ = weights(Recipe(variant="l1", lambda_3=0.05, epochs=6, lr=1e-2))
     assert sparse[-1].zero_share > plain[-1].zero_share + 0.05
-
-
-def test_a_fine_tuned_backbone_moves_a_copy_and_never_the_model():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(48, 2))
-    subject = Subject(module, input_shape=(1, 3, 4), mean=0.0, std=1.0)
-    before, digest = copy.deepcopy(module.state_dict()), subject.digest
-    backbone = Backbone(subject, "1", trainable=True)
-    g = torch.Generator().manual_seed(0)
-    x, y = torch.rand(60, 1, 3, 4, generator=g), torch.randint(0, 2, (60,), generator=g)
-    net = fresh(k=2, size=backbone.n_inputs)
-    list(train(net, backbone, Examples(x[:40], y[:40]), Examples(x[40:], y[40:]), Recipe(epochs=2)))
-    assert all(torch.equal(module.state_dict()[k], before[k]) for k in before)
-    assert subject.digest == digest
-    assert not torch.equal(backbone.state()["0.weight"], before["0.weight"])
-    assert torch.equal(backbone.state()["3.weight"], before["3.weight"])  # behind the layer: no gradient
-
-
-def test_soft_tree_is_a_mixture():
-    tree = SoftTree(5, 3, depth=3)
-    p = tree(torch.randn(11, 5)).exp()
-    torch.testing.assert_close(p.sum(1), torch.ones(11))
-
-
-def test_maps_add_up_to_the_feature():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 35, 2))
-    subject = Subject(module, input_shape=(1, 5, 7), mean=0.0, std=1.0)
-    z = subject.activations(torch.rand(3, 1, 5, 7), ["1"])["1"].detach()
-    for pooling in ("flatten", "mean"):
-        backbone = Backbone(subject, "1", pooling=pooling)
-        w = torch.randn(6, backbone.n_inputs)
-        torch.testing.assert_close(backbone.maps(z, w).sum(-1), backbone.pool(z) @ w.T, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,141 @@
+"""``auditor fit``: an explainer fitted to a model and attached to its version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, example, now_holds, reports_errors
+
+
+@auditor.command(
+    epilog=example(
+        "auditor fit nmf models:/digits/1 --data sklearn:digits --name concepts --set rank=10",
+        "auditor fit nmf models:/birds@champion --data photos/ --layer layer4 --set rank=auto",
+        "auditor fit deepfacto models:/digits/1 --data sklearn:digits --set rank=16 --register",
+        "auditor fit xnn models:/digits/1 --data sklearn:digits --export",
+    )
+)
+@click.argument("kind")
+@click.argument("model")
+@click.option("--data", required=True, help="Images to fit on; see auditor --help.")
+@LABELS
+@click.option("--name", help="Name under which it is attached; default: the kind.")
+@click.option("--layer", help="Layer to explain; default: the one auditor layers suggests.")
+@click.option("--target", help="Class to explain, by name or index; default: whatever is predicted.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of the kind; may be repeated.")
+@LIMIT
+@click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
+@click.option("--attach-anyway", is_flag=True, help="Attach it even when it does not stand in for the model.")
+@click.option("--dry-run", is_flag=True, help="Fit and measure, but attach nothing.")
+@click.option("--register", is_flag=True, help="Also register the network made (kind deepfacto) as a new version.")
+@click.option(
+    "--export/--no-export",
+    default=None,
+    help="Also store the version's ONNX graph, for auditor serve.  [default: when there is one already]",
+)
+@SEED
+@PICKLE
+@JSON
+@reports_errors("nothing was attached")
+def fit(
+    kind: str,
+    model: str,
+    data: str,
+    labels: str | None,
+    name: str | None,
+    layer: str | None,
+    target: str | None,
+    settings: tuple[str, ...],
+    limit: int | None,
+    strict: bool,
+    attach_anyway: bool,
+    dry_run: bool,
+    register: bool,
+    export: bool | None,
+    seed: int,
+    allow_pickle: bool,
+    as_json: bool,
+) -> None:
+    """Fit an explainer of KIND to MODEL and attach it to the version."""
+    from auditor.commands.terminal import Bar, as_text, parse_settings, say, waiting
+    from auditor.data.source import open_data
+    from auditor.explainers.base import explainer_class, parse_config
+    from auditor.plugins import attach, load_subject
+    from auditor.plugins.registry.attachments import check_name
+    from auditor.plugins.registry.lineage import register_network
+    from auditor.plugins.registry.location import resolve
+
+    cls = explainer_class(kind)
+    options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
+    config = parse_config(cls, {k: v for k, v in options.items() if v is not None})
+    name = check_name(name or kind)
+    source = open_data(data, strict=strict, limit=limit, seed=seed, labels=labels)
+    _check_can_store(cls, register, export, dry_run)
+    version = resolve(model, registered=not dry_run)  # once, before minutes of fitting
+    with waiting(f"loading {model}"):
+        subject = load_subject(version, allow_pickle=allow_pickle or None)
+    with Bar() as bar:
+        explainer = cls(config).fit(subject, source, bar)
+    explainer.name = name
+    digest = registered = None
+    _say_shortcomings(explainer, attach_anyway, dry_run)
+    if not dry_run:
+        now_holds(f"auditor list {model} says whether {name!r} is attached already")
+        with waiting(f"attaching {name}"):
+            options = {"export": export, "attach_anyway": attach_anyway}
+            digest = attach(explainer, version, name, subject=subject, **options).digest
+        now_holds(f"{name!r} is attached" + (", its network is not registered" if register else ""))
+    if register:
+        with waiting("registering the network"):
+            registered = register_network(explainer, version, subject=subject)
+        now_holds(f"{name!r} is attached and its network registered as {registered}")
+    if as_json:
+        answer = {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
+        say(as_text({**answer, "registered": registered} if register else answer))
+        return
+    done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
+    said = f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else "")
+    taken = None if limit is None else source.sample.words
+    _show(explainer, said, taken, bool(export), registered)
+
+
+def _show(explainer: Any, said: str, taken: str | None, exported: bool, registered: str | None) -> None:
+    """Print what was done, on which images, what else was stored, and the metrics."""
+    from auditor.commands.terminal import say, table
+
+    say(said)
+    if taken:
+        say(f"fitted on {taken}")
+    if exported:
+        say("the version's ONNX graph is stored; auditor serve uses it")
+    if registered:
+        say(f"its network is registered as {registered}")
+    table(["metric", "value"], [[key, f"{value:.4g}"] for key, value in explainer.metrics.items()])
+
+
+def _say_shortcomings(explainer: Any, attach_anyway: bool, dry_run: bool) -> None:
+    """Stop where it does not stand in for the model; with --attach-anyway or --dry-run it is only said."""
+    from auditor.commands.terminal import note
+
+    if not (attach_anyway or dry_run):
+        explainer.check_stands_in()
+    for reason in explainer.shortcomings():
+        note(f"auditor: {explainer.name} does not stand in for the model: {reason}")
+
+
+def _check_can_store(cls: Any, register: bool, export: bool | None, dry_run: bool) -> None:
+    """Raise now what would stop --register or --export after minutes of fitting."""
+    from auditor.errors import OptionError
+    from auditor.explainers.onnx_export import check_can_export
+    from auditor.plugins.registry.lineage import check_has_network
+
+    if register:
+        check_has_network(cls)
+        if dry_run:
+            raise OptionError("--register needs an attached explainer to point to; leave --dry-run out.")
+    if export:
+        if dry_run:
+            raise OptionError("--export stores a graph beside an attached explainer; leave --dry-run out.")
+        check_can_export()

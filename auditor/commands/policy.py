@@ -1,0 +1,35 @@
+"""``auditor policy``: limits drafted from an audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from auditor.commands.gate import read_audit
+from auditor.commands.group import auditor, example, reports_errors
+
+
+@auditor.group(epilog=example("auditor policy init models:/digits/1 > policy.toml"))
+def policy() -> None:
+    """Limits on audit metrics for the gate."""
+
+
+@policy.command("init", epilog=example("auditor policy init models:/digits/1 > policy.toml"))
+@click.argument("model")
+@click.option(
+    "--audit", "audit_file", type=click.Path(path_type=Path), help="Draft from this file; default: the stored."
+)
+@reports_errors("no policy was written")
+def policy_init(model: str, audit_file: Path | None) -> None:
+    """Print a policy drafted from the stored audit of MODEL, with margins from its intervals."""
+    from auditor.commands.terminal import say, waiting
+    from auditor.errors import OptionError
+    from auditor.plugins import latest_audit
+    from auditor.release.policy_draft import draft_policy
+
+    with waiting(f"reading the audit of {model}"):
+        stored = read_audit(audit_file) if audit_file is not None else latest_audit(model)
+    if stored is None:
+        raise OptionError(f"{model} has no stored audit; run auditor audit {model} --data DATA first.")
+    say(draft_policy(stored).rstrip())

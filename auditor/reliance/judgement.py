@@ -1,0 +1,265 @@
+"""From measures to words: what each class hangs on, in a sentence with numbers, and how sure that is.
+
+Three answers: *found* (a class follows one thing that is transplanted into other images, and that thing is too small,
+too much alike or too far from the middle to be what the class is about), *look* (pictures, no verdict), *nothing*.
+Without masks of the object nothing here says "spurious": it says what the class hangs on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from auditor.reliance.measures import ClassReliance, Reliance
+from auditor.reliance.regions import Boxes
+from auditor.reliance.regions import boxes as boxes_of_heat
+from auditor.reliance.transplant import Followed
+
+Verdict = Literal["found", "look", "nothing", "skipped"]
+FOUND_FROM, LOOK_FROM = 0.5, 0.35  # scores from which a class is found, or worth looking at
+# By how much more images of other classes must follow a transplant than its null. What a spot has more in common with
+# the other spots than boxes elsewhere counts as much, up to the gain itself. The head of a bird is followed too, at its
+# place more than at another, and honest models know something of the surroundings.
+NEEDED = {
+    "box": 0.52,
+    "spot": 0.78,
+    "pattern": 0.5,
+    "frame": 0.5,
+    "colour": 0.5,
+    "spectrum": 0.6,
+    "surroundings": 0.8,
+}
+SPECIFIC = tuple(NEEDED)  # of causes that are about as strong, the first says most
+ABOUT_AS_STRONG = 0.8
+OUTSIDE = 0.3  # gain of surroundings or pattern from which a spot does not lie on what is in the middle
+PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
+FALSE_DISCOVERIES = 0.05
+PICTURES = 6
+
+WITH_BOX = ("box", "spot", "pattern")
+THINGS = {
+    "box": "one small spot",
+    "spot": "one small spot at its place",
+    "pattern": "something that is always at the same place of the frame",
+    "frame": "the edge of the frame",
+    "colour": "the tint of the whole image",
+    "surroundings": "the surroundings",
+    "spectrum": "the fine texture of the whole image",
+}
+NULLS = {
+    "box": "another spot of the same images:",
+    "spot": "another spot, or none:",
+    "pattern": "that of mixed classes, or none:",
+    "frame": "the edge of another picture, or none:",
+    "colour": "that of another picture:",
+    "surroundings": "those of another picture, or none:",
+    "spectrum": "that of another picture:",
+}
+SPOT_ADVICE = (
+    "Look at the spots: if they are not part of what the class is, remove them from the training images or balance them"
+    " over the classes, and train again."
+)
+ADVICE = {
+    "box": SPOT_ADVICE,
+    "spot": SPOT_ADVICE,
+    "pattern": "Look at the same place in all images: a mark, a date, a device. Hide it everywhere and train again.",
+    "frame": "Look at the edges: crop them, or give all classes the same edge, and train again.",
+    "colour": "Ask how the images of this class were taken and stored; train with tints varied at random.",
+    "surroundings": "Collect the class in other surroundings, or train with the background replaced.",
+    "spectrum": "Ask how the images of this class were taken, stored and resized: treat all alike and train again.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one class hangs on; ``rows`` are up to six images, ``boxes`` the deciding boxes of these where one exists.
+
+    ``cause`` is the transplant that the class follows: box, spot, pattern, frame, colour, surroundings or spectrum.
+    """
+
+    label: int
+    name: str
+    verdict: Verdict
+    score: float
+    cause: str = ""
+    sentence: str = ""
+    advice: str = ""
+    rows: tuple[int, ...] = ()
+    boxes: Boxes | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain Python for JSON; a box is [top, left, height, width, share of heat] in pixels of the input."""
+        return {
+            "label": self.label,
+            "name": self.name,
+            "verdict": self.verdict,
+            "score": None if math.isnan(self.score) else self.score,
+            "cause": self.cause,
+            "sentence": self.sentence,
+            "advice": self.advice,
+            "rows": list(self.rows),
+            "boxes": None if self.boxes is None else self.boxes.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Finding:
+        """Take back what ``to_json`` gave."""
+        boxes = entry.get("boxes")
+        return cls(
+            int(entry["label"]),
+            str(entry["name"]),
+            entry["verdict"],
+            math.nan if entry["score"] is None else float(entry["score"]),
+            str(entry.get("cause", "")),
+            str(entry.get("sentence", "")),
+            str(entry.get("advice", "")),
+            tuple(int(r) for r in entry.get("rows", ())),
+            None if boxes is None else Boxes.from_json(boxes),
+        )
+
+
+def judge(reliance: Reliance, class_names: Sequence[str] | None = None) -> tuple[Finding, ...]:
+    """Return one finding per class, worst first; skipped classes last.
+
+    A class is found where the evidence is strong and the gain is a discovery among all classes. Where the model is
+    hardly better than chance, nothing is found: what its classes follow is then worth looking at, and no more.
+    """
+    names = list(class_names) if class_names is not None else [c.name for c in reliance.classes]
+    measured = [c for c in reliance.classes if not c.skipped]
+    significant = discoveries([p_value(c) for c in measured], FALSE_DISCOVERIES)
+    by_chance = reliance.is_right_by_chance
+    out = [_finding(c, names, sure and not by_chance) for c, sure in zip(measured, significant, strict=True)]
+    if by_chance:
+        out = [replace(f, sentence=f"{f.sentence} {_about_chance(reliance)}") for f in out]
+    out.sort(key=lambda f: -f.score)
+    for c in reliance.classes:
+        if c.skipped:
+            sentence = f"Class {names[c.label]} was not measured: {c.skipped}."
+            out.append(Finding(c.label, names[c.label], "skipped", math.nan, sentence=sentence))
+    return tuple(out)
+
+
+def _about_chance(reliance: Reliance) -> str:
+    return (
+        f"The model is right on {reliance.accuracy:.0%} of these images, about as often as by chance"
+        f" ({reliance.chance:.0%}): give images of its task, or train it first."
+    )
+
+
+def _finding(c: ClassReliance, names: Sequence[str], significant: bool) -> Finding:
+    evidence = evidence_of(c)
+    strongest = max(evidence.values())
+    cause = next(k for k in SPECIFIC if k in evidence and evidence[k] >= ABOUT_AS_STRONG * strongest)
+    score = evidence[cause]
+    verdict: Verdict = "nothing"
+    if strongest >= LOOK_FROM:
+        verdict = "found" if strongest >= FOUND_FROM and significant else "look"
+    if verdict == "nothing":
+        return Finding(c.label, names[c.label], verdict, strongest, "", f"Class {names[c.label]}: nothing was found.")
+    rows, boxes = pictures(c, cause)
+    sentence, advice = words(c, cause, names, verdict)
+    return Finding(c.label, names[c.label], verdict, score, cause, sentence, advice, rows, boxes)
+
+
+def evidence_of(c: ClassReliance) -> dict[str, float]:
+    """Return for each cause how strong its evidence is, 0 to 1: .5 where the gain is just what is needed.
+
+    A spot that lies in the middle and has alike surroundings may be part of what the class is (an eye in a head): it is
+    worth looking at, and no more.
+    """
+    gains = {name: f.gain for name, f in c.followed.items() if name in NEEDED}
+    alike = 0.0
+    if c.sameness is not None and c.sameness_null is not None:
+        alike = max(0.0, float(c.sameness.mean() - c.sameness_null.mean()))
+    evidence = {
+        name: _scaled(gain + (min(alike, max(gain, 0.0)) if name in ("box", "spot") else 0.0), NEEDED[name])
+        for name, gain in gains.items()
+    }
+    outside = max(gains.get("surroundings", 0.0), gains.get("pattern", 0.0), gains.get("frame", 0.0)) >= OUTSIDE
+    if is_part_of_something(c) and not outside:
+        for name in ("box", "spot"):
+            evidence[name] = min(evidence[name], FOUND_FROM - 0.01)
+    return evidence
+
+
+def _scaled(value: float, needed: float) -> float:
+    score = 0.5 * value / needed if value < needed else 0.5 + 0.5 * (value - needed) / (1 - needed)
+    return min(1.0, max(0.0, score))
+
+
+def is_part_of_something(c: ClassReliance) -> bool:
+    """Whether what is around the boxes is more alike than what is around boxes elsewhere."""
+    if c.context is None or c.context_null is None:
+        return False
+    return float(c.context.mean() - c.context_null.mean()) > PART_OF_SOMETHING
+
+
+def standard_error(f: Followed) -> float:
+    """Return the standard error of a gain over its receivers; half a hit is added, so that it is never zero."""
+    n = len(f.hits)
+    variance = float((f.hits - f.stronger_null).var(unbiased=False)) if n > 1 else 0.25
+    return math.sqrt((variance + 0.5 / n) / n)
+
+
+def p_value(c: ClassReliance) -> float:
+    """Return the chance of the largest gain of the class under no gain, corrected for the number of transplants."""
+    z = max(f.gain / standard_error(f) for name, f in c.followed.items() if name in NEEDED)
+    return min(1.0, len(c.followed) * 0.5 * math.erfc(z / math.sqrt(2)))
+
+
+def discoveries(p_values: Sequence[float], rate: float) -> list[bool]:
+    """Return which p values are discoveries at a false discovery rate, by the step-up rule [BenjaminiHochberg].
+
+    >>> discoveries([0.01, 0.9, 0.02, 0.04], 0.05)
+    [True, False, True, False]
+    """
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    last = max((k for k, i in enumerate(order, 1) if p_values[i] <= rate * k / len(order)), default=0)
+    chosen = set(order[:last])
+    return [i in chosen for i in range(len(p_values))]
+
+
+def pictures(c: ClassReliance, cause: str) -> tuple[tuple[int, ...], Boxes | None]:
+    """Return up to six images of the class whose boxes look most like the others', with these boxes if there are any.
+
+    The boxes of something that is always at the same place are widened to all of it: a model may read one letter.
+    """
+    if c.boxes is None or c.sameness is None or cause not in WITH_BOX:
+        return c.rows[:PICTURES], None
+    best = torch.argsort(c.sameness, descending=True, stable=True)[:PICTURES]
+    at = c.boxes.rows(best)
+    pattern = c.followed.get("pattern")
+    if pattern is not None and c.divergence is not None and pattern.gain >= NEEDED["pattern"]:
+        at = at.joined_with(boxes_of_heat(c.divergence[None]))
+    return tuple(c.rows[i] for i in best.tolist()), at
+
+
+def words(c: ClassReliance, cause: str, names: Sequence[str], verdict: Verdict) -> tuple[str, str]:
+    """Return the sentence and the advice for a class that follows ``cause``."""
+    name = names[c.label]
+    others = [n for i, n in enumerate(names) if i != c.label]
+    other = others[0] if len(others) == 1 else "other classes"
+    f = c.followed[cause]
+    if verdict == "look":
+        part = ", which may be part of what it shows" if cause in WITH_BOX and is_part_of_something(c) else ""
+        return f"Class {name} may hang on {THINGS[cause]}{part}: look at these pictures.", ADVICE[cause]
+    turned = f"{float(f.hits.mean()):.0%} into {name} ({NULLS[cause]} {float(f.stronger_null.mean()):.0%})"
+    if cause not in WITH_BOX:
+        return f"Class {name} hangs on {THINGS[cause]}: given to pictures of {other}, it turns {turned}.", ADVICE[cause]
+    s = min((s for s in c.hidden), key=lambda s: float(s.still.mean()) + s.share)
+    parts = [f"Class {name} hangs on {THINGS[cause]}: "]
+    if float(s.still_moved.mean() - s.still.mean()) >= 0.2:  # a class that images fall back to survives without it
+        after, elsewhere = float(s.still.mean()), float(s.still_moved.mean())
+        parts.append(
+            f"hiding {s.share:.0%} of each image takes it from 100% to {after:.0%} (elsewhere: {elsewhere:.0%}); "
+        )
+    parts.append(f"pasted into pictures of {other}, it turns {turned}")
+    if c.sameness is not None and c.sameness_null is not None:
+        alike, apart = float(c.sameness.mean()), float(c.sameness_null.mean())
+        if alike - apart >= 0.1:
+            parts.append(f"; the spots look alike ({alike:.2f}, elsewhere {apart:.2f})")
+    return "".join(parts) + ".", ADVICE[cause]

@@ -1,0 +1,282 @@
+"""Reliance of every class: all interventions on one sample of images, under a budget of forward passes per image.
+
+``measure(subject, images, labels)`` samples at most so many images per class, finds the deciding regions, hides, keeps
+and transplants them, and returns one `ClassReliance` per class with its numbers, nulls and pictures. Classes with too
+few images are skipped with that reason. Without labels the model's own predictions take their place, and that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from auditor.errors import DataError
+from auditor.metrics.measure import Measure, of_items, of_value, skipped
+from auditor.progress import Progress, silent
+from auditor.reliance.heat import Heat, plain_heat
+from auditor.reliance.hiding import FULLY_HIDDEN, Survival, hide, keep_only
+from auditor.reliance.likeness import (
+    centres,
+    colour_statistics,
+    context_sameness,
+    edge_distance,
+    leak,
+    place_entropy,
+    sameness,
+    spectrum_statistics,
+)
+from auditor.reliance.patterns import pattern_of, shuffled_pattern
+from auditor.reliance.regions import SHARES, Boxes, boxes, random_places
+from auditor.reliance.transplant import Followed, Pairs, has_plain_edges, joined, transplants
+from auditor.subject.subject import Subject
+
+MIN_IMAGES = 10
+HeatOf = Callable[[Tensor, Tensor], Heat]  # images, targets -> heat
+
+
+class RelianceConfig(BaseModel):
+    """How much work goes into reliance."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seed: int = Field(default=0, ge=0, description="Seed of every random choice.")
+    images_per_class: int = Field(default=30, ge=MIN_IMAGES, description="Images per class, drawn at random.")
+    receivers: int = Field(default=2, ge=1, description="Images of other classes per donor in transplants.")
+    batch_size: int = Field(default=32, ge=1, description="Images per forward pass.")
+
+
+@dataclass(frozen=True)
+class ClassReliance:
+    """What one class hangs on; ``skipped`` is the reason where it was not measured."""
+
+    label: int
+    name: str
+    n: int
+    accuracy: float = float("nan")
+    hidden: tuple[Survival, ...] = ()
+    alone: tuple[Survival, ...] = ()
+    followed: dict[str, Followed] = field(default_factory=dict)
+    sameness: Tensor | None = None
+    sameness_null: Tensor | None = None
+    context: Tensor | None = None  # the sameness of what is around the boxes
+    context_null: Tensor | None = None
+    place_entropy: float = float("nan")
+    place_entropy_null: float = float("nan")
+    edge_distance: float = float("nan")
+    colour_leak: float = 0.5
+    spectrum_leak: float = 0.5
+    pattern_leak: float = 0.5
+    divergence: Tensor | None = None  # (height, width): where the class's pixels differ from the others' in all images
+    rows: tuple[int, ...] = ()  # of the images given, those in which the class is predicted rightly
+    boxes: Boxes | None = None  # of these rows
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """Reliance of all classes, where the heat came from, and what it cost in forward passes per image."""
+
+    classes: tuple[ClassReliance, ...]
+    source: str
+    passes_per_image: float
+    by_prediction: bool
+    accuracy: float = float("nan")  # mean over classes
+    n_images: int = 0
+    heat: Tensor = field(repr=False, default_factory=lambda: torch.zeros(0))
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a model that knows nothing: one by the number of classes that have images."""
+        return 1 / max(1, sum(math.isfinite(c.accuracy) for c in self.classes))
+
+    @property
+    def is_right_by_chance(self) -> bool:
+        """Whether the accuracy is within two standard errors of chance; never so against its own predictions."""
+        if self.by_prediction or not math.isfinite(self.accuracy):
+            return False
+        error = math.sqrt(self.chance * (1 - self.chance) / max(1, self.n_images))
+        return self.accuracy <= self.chance + 2 * error
+
+
+class _Model:
+    """The subject's logits in batches, counting images."""
+
+    def __init__(self, subject: Subject, batch_size: int) -> None:
+        self.subject, self.batch_size, self.images = subject, batch_size, 0
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.images += len(images)
+        with torch.no_grad():
+            return torch.cat([self.subject.logits(part).float().cpu() for part in torch.split(images, self.batch_size)])
+
+
+def sample_rows(labels: Tensor, n_classes: int, per_class: int, seed: int) -> Tensor:
+    """Return at most ``per_class`` rows of every class, drawn at random, in order."""
+    rng = np.random.default_rng(seed)
+    rows: list[int] = []
+    for k in range(n_classes):
+        of_class = (labels == k).nonzero()[:, 0].numpy()
+        rows += sorted(rng.permutation(of_class)[:per_class].tolist())
+    return torch.tensor(sorted(rows), dtype=torch.long)
+
+
+def measure(
+    subject: Subject,
+    images: Tensor,
+    labels: Tensor | None,
+    config: RelianceConfig | None = None,
+    *,
+    heat_of: HeatOf | None = None,
+    progress: Progress = silent,
+) -> Reliance:
+    """Measure what every class hangs on, from pixels (n, channels, height, width) and labels (-1: unknown)."""
+    config = config or RelianceConfig()
+    model = _Model(subject, config.batch_size)
+    logits = model(images)
+    predicted = logits.argmax(1)
+    by_prediction = labels is None or bool((labels < 0).all())
+    truth = predicted if by_prediction or labels is None else labels
+    right = predicted == truth
+    usable = right.nonzero()[:, 0]
+    if len(usable) == 0:
+        raise DataError("reliance: the model is right on none of the images; give images of its task.")
+    n_classes = max(2, subject.n_classes)
+    rows = usable[sample_rows(truth[usable], n_classes, config.images_per_class, config.seed)]
+    x, y = images[rows], truth[rows]
+    progress("reliance: heat", 0, None)
+    heat = (heat_of or (lambda a, b: plain_heat(subject, a, b, config.batch_size)))(x, y)
+    classes: list[ClassReliance] = []
+    labelled = truth >= 0
+    for k in range(subject.n_classes):
+        progress("reliance", k, subject.n_classes)
+        of_class = labelled & (truth == k)
+        accuracy = float(right[of_class].double().mean()) if bool(of_class.any()) else float("nan")
+        classes.append(_class(model, subject, k, x, y, heat.maps, accuracy, rows, config))
+    progress("reliance", subject.n_classes, subject.n_classes)
+    passes = 1 + (model.images - len(images)) / max(1, len(rows)) + heat.passes
+    shares = [c.accuracy for c in classes if math.isfinite(c.accuracy)]
+    accuracy = sum(shares) / len(shares)
+    n_images = int((truth >= 0).sum())
+    return Reliance(tuple(classes), heat.source, passes, by_prediction, accuracy, n_images, heat.maps)
+
+
+def _class(
+    model: _Model,
+    subject: Subject,
+    k: int,
+    x: Tensor,
+    y: Tensor,
+    maps: Tensor,
+    accuracy: float,
+    rows: Tensor,
+    config: RelianceConfig,
+) -> ClassReliance:
+    name = subject.class_names[k]
+    mine, others = (y == k).nonzero()[:, 0], (y != k).nonzero()[:, 0]
+    if len(mine) < MIN_IMAGES:
+        reason = f"only {len(mine)} images that the model gets right; at least {MIN_IMAGES} are needed"
+        return ClassReliance(k, name, len(mine), accuracy, skipped=reason)
+    if len(others) < 4:
+        return ClassReliance(k, name, len(mine), accuracy, skipped="too few images of other classes to compare with")
+    generator = torch.Generator().manual_seed(config.seed + 7919 * k)
+    size = (x.shape[2], x.shape[3])
+    targets = torch.full((len(mine),), k)
+    at = boxes(maps[mine])
+    alike = sameness(x[mine], at)
+    hidden = hide(model, x[mine], targets, maps[mine], SHARES, ("blur", "mean", "inpaint"), config.seed + k)
+    alone = keep_only(model, x[mine], targets, maps[mine], FULLY_HIDDEN, config.seed + k)
+    followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, alike, generator, config)
+    where = centres(at, size)
+    elsewhere = random_places(at, size, generator, away=True)
+    return ClassReliance(
+        k,
+        name,
+        len(mine),
+        accuracy,
+        tuple(hidden),
+        tuple(alone),
+        followed,
+        alike,
+        sameness(x[mine], elsewhere),
+        context_sameness(x[mine], at),
+        context_sameness(x[mine], elsewhere),
+        place_entropy(where),
+        place_entropy(centres(random_places(at, size, generator), size)),
+        float(edge_distance(where).mean()),
+        leak(colour_statistics(x), y == k, config.seed),
+        leak(spectrum_statistics(x), y == k, config.seed),
+        pattern_leak,
+        divergence,
+        tuple(rows[mine].tolist()),
+        at,
+    )
+
+
+def _followed(
+    model: _Model,
+    k: int,
+    x: Tensor,
+    y: Tensor,
+    maps: Tensor,
+    at: Boxes,
+    alike: Tensor,
+    generator: torch.Generator,
+    config: RelianceConfig,
+) -> tuple[dict[str, Followed], float, Tensor]:
+    """Transplant from the class's images into those of others: each half receives the pattern of the other half.
+
+    Donors are the half of the class's images whose boxes look most like each other: where only some images carry a
+    mark, these do, and the choice does not depend on what the transplants will do.
+    """
+    is_class = y == k
+    mine, others = is_class.nonzero()[:, 0], (~is_class).nonzero()[:, 0]
+    givers = torch.argsort(alike, descending=True, stable=True)[: -(-len(mine) // 2)]
+    half = torch.zeros(len(x), dtype=torch.long)
+    for part in (mine, others):  # both halves have images of both
+        half[part[torch.randperm(len(part), generator=generator)]] = torch.arange(len(part)) % 2
+    results: list[dict[str, Followed]] = []
+    scores, divergence = torch.zeros(len(x)), torch.zeros(maps.shape[1:])
+    for side in (0, 1):
+        receivers, learn = others[half[others] == side], half != side
+        n = config.receivers * len(mine) // 2
+        donors = givers[torch.arange(n) % len(givers)]
+        into = receivers[torch.randperm(n, generator=generator) % len(receivers)]
+        null = others[torch.randint(len(others), (n,), generator=generator)]
+        pattern = pattern_of(x[learn], is_class[learn])
+        shuffled = shuffled_pattern(x[learn], is_class[learn], generator)
+        pairs = Pairs(k, x[mine[donors]], maps[mine[donors]], at.rows(donors), x[into], x[null], maps[null])
+        seed = config.seed + 31 * k + side
+        results.append(transplants(model, pairs, pattern, shuffled, seed, has_plain_edges(x)))
+        scores[~learn] = pattern.score(x[~learn])
+        divergence += pattern.divergence / 2
+    together = {name: joined([r[name] for r in results]) for name in results[0]}
+    return together, float(roc_auc_score(is_class.numpy(), scores.numpy())), divergence
+
+
+def metrics_of(c: ClassReliance, seed: int = 0) -> dict[str, Measure]:
+    """Return the class's numbers as measures with intervals over images and their nulls."""
+    if c.skipped:
+        return {"transplant_box": skipped(c.skipped, "down")}
+    out: dict[str, Measure] = {}
+    for s in c.hidden:
+        label = f"necessity_{s.share * 100:g}_{s.fill}"
+        out[label] = of_items(1 - s.still, "down", null=float(1 - s.still_moved.mean()), seed=seed)
+    for s in c.alone:
+        out[f"sufficiency_{s.share * 100:g}"] = of_items(s.still, "none", null=float(s.still_moved.mean()), seed=seed)
+    for name, f in c.followed.items():
+        out[f"transplant_{name}"] = of_items(f.hits, "down", null=float(f.stronger_null.mean()), seed=seed)
+    assert c.sameness is not None
+    assert c.sameness_null is not None
+    out["sameness"] = of_items(c.sameness, "down", null=float(c.sameness_null.mean()), seed=seed)
+    out["place_entropy"] = of_value(c.place_entropy, "up", n=c.n, null=c.place_entropy_null)
+    out["colour_leak"] = of_value(c.colour_leak, "down", n=c.n, null=0.5)
+    out["spectrum_leak"] = of_value(c.spectrum_leak, "down", n=c.n, null=0.5)
+    out["pattern_leak"] = of_value(c.pattern_leak, "down", n=c.n, null=0.5)
+    return out

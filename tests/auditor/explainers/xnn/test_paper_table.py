@@ -1,0 +1,135 @@
+"""The table of the paper: every method on one harvest, judged on unseen images."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from auditor.data.source import open_data
+from auditor.errors import DataError, OptionError
+from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.xnn.explainer import XnnConfig
+from auditor.explainers.xnn.head_training import Examples
+from auditor.explainers.xnn.paper_table import lasso, xnn_table
+
+
+def npz(tmp_path, subject, keep):
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    d = load_digits()
+    rows = np.flatnonzero(keep(d.target))
+    file = tmp_path / "some.npz"
+    np.savez(file, images=(d.images[rows] * 15.9).astype("uint8")[..., None], labels=d.target[rows])
+    return open_data(str(file))
+
+
+def test_table_of_the_paper_compares_all_methods_on_one_harvest(subject, digits):
+    rows = xnn_table(subject, digits, XnnConfig(targets=[1, 3], max_epochs=15), images_per_class=3)
+    by = {r.method: r for r in rows}
+    assert list(by) == ["srae", "nn", "sae", "cae", "lasso", "1-heatmap"]
+    assert by["srae"].f_cls > 0.97
+    assert by["srae"].f_reg < by["lasso"].f_reg
+    assert by["srae"].f_reg < by["cae"].f_reg
+    assert math.isnan(by["1-heatmap"].f_reg)
+    assert all(0 <= r.locality <= math.log(16) + 1e-6 for r in rows)
+    with pytest.raises(OptionError, match="unknown method 'shap'"):
+        xnn_table(subject, digits, XnnConfig(), methods=["shap"])
+
+
+def test_table_judged_on_the_held_out_images_as_a_set_of_their_own_is_the_same_table(subject, digits, tmp_path):
+    import numpy as np
+
+    from auditor.explainers.xnn.explainer import head_layer, read_examples
+
+    cfg = XnnConfig(targets=[3], max_epochs=3)
+    layer = head_layer(subject)
+    held = read_examples(subject, digits, layer, subject.layout(layer), cfg).parts.report
+    pairs = [(b.images, b.labels) for b in digits.batches(subject)]
+    images, labels = torch.cat([x for x, _ in pairs])[held], torch.cat([y for _, y in pairs])[held]
+    np.savez(tmp_path / "held.npz", images=images.permute(0, 2, 3, 1).numpy(), labels=labels.numpy())
+    unseen = open_data(str(tmp_path / "held.npz"))
+    (want,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2)
+    (got,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=unseen)
+    assert want.f_reg > 0
+    for name in ("f_reg", "f_cls", "o1", "o2", "locality"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4, abs=1e-6)
+    (other,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=digits)
+    assert other.f_reg != pytest.approx(want.f_reg, rel=1e-3)
+    with pytest.raises(DataError, match="none of the asked classes"):
+        xnn_table(subject, digits, cfg, methods=["nn"], judged_on=npz(tmp_path, subject, lambda y: y != 3))
+
+
+def linear_examples(noise=0.05):
+    g = torch.Generator().manual_seed(0)
+    Z = torch.rand(90, 7, generator=g)
+    y = Z @ torch.tensor([3.0, 0, -2, 0, 0.5, 0, 0]) + 1 + noise * torch.randn(90, generator=g)
+    return Examples(Z, torch.stack([y * 0, y], 1), torch.zeros(90, dtype=torch.long), FittedImages.each(90, 5))
+
+
+@pytest.mark.parametrize("alpha", [1e-3, 0.02, 0.1])
+def test_lasso_meets_its_optimality_conditions(alpha):
+    examples = linear_examples()
+    w, c = lasso(examples, 1, alpha, n=3)
+    Z, y, w = examples.Z.double(), examples.logits[:, 1].double(), w.double()
+    error = Z @ w + c - y
+    assert abs(float(error.mean())) < 1e-4
+    slope = Z.T @ error / len(y)  # of the squared part: at most alpha, and -alpha sign(w) where w is used
+    assert float(slope.abs().max()) <= alpha + 1e-4
+    used = w != 0
+    assert bool(used.any())
+    torch.testing.assert_close(slope[used], -alpha * w[used].sign(), rtol=0, atol=1e-4)
+
+
+def test_a_larger_penalty_than_every_correlation_leaves_the_mean():
+    examples = linear_examples()
+    w, c = lasso(examples, 1, 10.0, n=3)
+    assert int(w.count_nonzero()) == 0
+    assert c == pytest.approx(float(examples.logits[:, 1].mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_penalty_is_chosen_so_that_about_n_dimensions_are_used(n):
+    w, _ = lasso(linear_examples(), 1, None, n)
+    chosen = set(w.nonzero().flatten().tolist())
+    assert chosen == set([0, 2, 4][:n])  # the strongest first
+
+
+def test_the_class_asked_for_is_the_one_that_is_fitted():
+    examples = linear_examples()
+    swapped = replace(examples, logits=examples.logits.flip(1))
+    assert torch.equal(lasso(examples, 1, 0.02, 3)[0], lasso(swapped, 0, 0.02, 3)[0])
+
+
+def test_a_layer_with_positions_is_refused(subject, digits):
+    with pytest.raises(OptionError, match="layer '4' has positions"):
+        xnn_table(subject, digits, XnnConfig(layer="4"), methods=["nn"])
+
+
+def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, digits):
+    asked = []
+
+    def halves(name, size):
+        asked.append((name, size))
+        masks = torch.zeros(2, *size)
+        masks[0, : size[0] // 2] = 1
+        masks[1, size[0] // 2 :] = 1
+        return masks
+
+    calls = []
+    (row,) = xnn_table(
+        subject,
+        digits,
+        XnnConfig(target=3),
+        methods=["1-heatmap"],
+        images_per_class=2,
+        parts=halves,
+        progress=lambda stage, done, total: calls.append((stage, done, total)),
+    )
+    assert row.method == "1-heatmap"
+    assert 0 <= row.locality <= math.log(2) + 1e-6
+    assert all(math.isnan(value) for value in (row.f_reg, row.f_cls, row.o1, row.o2, row.alive, row.pull_away))
+    assert [size for _, size in asked] == [(8, 8), (8, 8)]
+    assert len({name for name, _ in asked}) == 2
+    assert calls[-2:] == [("method 1-heatmap", 0, 1), ("done", 1, 1)]

@@ -1,0 +1,168 @@
+"""Judgement: only the class with the planted thing is named, chance accuses nobody, words carry the numbers."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from auditor.reliance import Boxes, ClassReliance, Finding, Reliance, RelianceConfig, judge, measure
+from auditor.reliance.hiding import Survival
+from auditor.reliance.judgement import NEEDED, discoveries, p_value, standard_error
+from auditor.reliance.transplant import Followed
+from tests.auditor.reliance.planted import ReadsBlock, ReadsColour, images, subject
+from tests.auditor.reliance.test_measures import block_heat
+
+CONFIG = RelianceConfig(images_per_class=20)
+
+
+@pytest.fixture(scope="module")
+def block():
+    x, y = images()
+    return measure(subject(ReadsBlock(anywhere=True)), x, y, CONFIG, heat_of=block_heat)
+
+
+def test_only_the_class_with_the_planted_block_is_found(block):
+    findings = judge(block, ["dog", "cat"])
+    assert [(f.name, f.verdict) for f in findings] == [("cat", "found"), ("dog", "nothing")]
+    cat = findings[0]
+    assert cat.cause in ("box", "spot", "pattern")
+    assert cat.sentence.startswith("Class cat hangs on ")
+    assert "from 100% to 0%" in cat.sentence
+    assert "pictures of dog" in cat.sentence
+    assert cat.advice
+    assert len(cat.rows) == len(cat.boxes) == 6
+    assert set(cat.rows) <= set(block.classes[1].rows)
+
+
+def test_a_tint_is_found_as_colour():
+    x, y = images(marked=False)
+    x[y == 1, 0] += 0.1
+    x[y == 0, 2] += 0.1
+    findings = judge(measure(subject(ReadsColour()), x, y, CONFIG, heat_of=block_heat))
+    assert {f.cause for f in findings if f.verdict == "found"} <= {"colour", "surroundings"}
+    assert any(f.verdict == "found" for f in findings)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_model_that_says_classes_by_chance_accuses_nobody(seed):
+    class Dither(ReadsColour):
+        """Class by a fine dither of all pixels: nothing that can be moved decides."""
+
+        def forward(self, x):
+            weight = torch.randn(x.shape[1:], generator=torch.Generator().manual_seed(8))
+            score = torch.sin((x * weight).sum((1, 2, 3)) * self.scale)
+            return torch.stack([-score, score], 1)
+
+    x, _ = images(60, marked=False, seed=seed)
+    result = measure(subject(Dither()), x, None, CONFIG, heat_of=block_heat)
+    assert {f.verdict for f in judge(result)} <= {"nothing", "look"}
+    assert not any(f.verdict == "found" for f in judge(result))
+
+
+def test_a_skipped_class_comes_last_with_its_reason():
+    x, y = images(24)
+    y[y == 1] = torch.tensor([1] * 6 + [0] * 6)
+    findings = judge(measure(subject(ReadsBlock()), x, y, CONFIG, heat_of=block_heat))
+    assert [f.verdict for f in findings] == ["skipped"] * 2 or findings[-1].verdict == "skipped"
+    assert "only 6 images" in next(f for f in findings if f.label == 1).sentence
+    assert math.isnan(findings[-1].score)
+
+
+def test_a_finding_comes_back_from_json(block):
+    for f in judge(block):
+        again = Finding.from_json(json.loads(json.dumps(f.to_json())))
+        assert again.to_json() == f.to_json()
+        assert (again.boxes is None) == (f.boxes is None)
+    blank = Finding(0, "a", "skipped", math.nan)
+    assert math.isnan(Finding.from_json(blank.to_json()).score)
+
+
+def test_false_discoveries_by_the_definition():
+    p = [0.03, 0.011, 0.5, 0.02, 0.9, 0.024]
+    ordered = sorted(p)
+    largest = max(k for k in range(1, 7) if ordered[k - 1] <= 0.05 * k / 6)
+    assert discoveries(p, 0.05) == [v <= ordered[largest - 1] for v in p]
+    assert discoveries([], 0.05) == []
+    assert discoveries([0.6, 0.7], 0.05) == [False, False]
+
+
+def test_the_error_of_a_gain_shrinks_with_images_and_is_never_zero():
+    def followed(n, hits):
+        return Followed((torch.arange(n) < hits).double(), torch.zeros(n, dtype=torch.float64))
+
+    assert standard_error(followed(40, 20)) == pytest.approx(math.sqrt((0.25 + 0.5 / 40) / 40))
+    assert standard_error(followed(40, 40)) > 0
+    assert standard_error(followed(400, 200)) < standard_error(followed(40, 20)) / 3
+
+
+def test_p_values_are_small_for_the_planted_class_only(block):
+    assert p_value(block.classes[1]) < 1e-6
+    assert p_value(block.classes[0]) > 0.01
+
+
+def strong(**gains):
+    """A class with such gains over 40 receivers, and boxes without a context."""
+    follow = {
+        name: Followed((torch.arange(40) < round(40 * g)).double(), torch.zeros(40, dtype=torch.float64))
+        for name, g in gains.items()
+    }
+    n = torch.zeros(12)
+    at = Boxes(*(torch.full((12,), v) for v in (1, 2, 3, 4)), torch.ones(12))
+    alone = {"hidden": (Survival(0.03, "blur", n, n, n + 1, n),), "rows": tuple(range(12)), "boxes": at}
+    return ClassReliance(
+        1, "cat", 12, 0.9, followed=follow, sameness=n + 0.5, sameness_null=n + 0.5, context=n, context_null=n, **alone
+    )
+
+
+def verdict(c, accuracy=0.9):
+    other = ClassReliance(0, "dog", 12, 0.9, skipped="for this test")
+    return judge(Reliance((other, c), "any", 1.0, False, accuracy, 40))[0]
+
+
+@pytest.mark.parametrize("cause", list(NEEDED))
+def test_each_cause_is_found_from_what_it_needs_and_worth_a_look_below(cause):
+    assert verdict(strong(**{cause: NEEDED[cause] + 0.05})).verdict == "found"
+    assert verdict(strong(**{cause: NEEDED[cause] + 0.05})).cause == cause
+    assert verdict(strong(**{cause: NEEDED[cause] - 0.08})).verdict == "look"
+    assert verdict(strong(**{cause: 0.1})).verdict == "nothing"
+    assert verdict(strong(**{cause: 1.0})).score == 1.0
+    text = verdict(strong(**{cause: 0.975}))
+    assert "98% into cat" in text.sentence
+    assert (text.boxes is not None) == (cause in ("box", "spot", "pattern"))
+
+
+def test_spots_that_look_alike_need_to_be_followed_less():
+    c = strong(spot=0.6)
+    assert verdict(c).verdict == "look"
+    assert verdict(replace(c, sameness=torch.full((12,), 0.9))).verdict == "found"
+    assert verdict(replace(strong(spot=0.1), sameness=torch.full((12,), 1.0))).verdict == "nothing"
+
+
+def test_a_spot_that_is_part_of_something_in_the_middle_is_only_worth_a_look():
+    c = replace(strong(box=0.9, spot=0.9), context=torch.full((12,), 0.3))
+    assert verdict(c).verdict == "look"
+    assert "part of what it shows" in verdict(c).sentence
+    at_the_edge = replace(strong(box=0.9, spot=0.9, surroundings=0.4), context=torch.full((12,), 0.3))
+    assert verdict(at_the_edge).verdict == "found"
+
+
+def test_of_causes_about_as_strong_the_most_specific_is_named():
+    assert verdict(strong(surroundings=1.0, frame=0.95, spot=1.0)).cause == "spot"
+    assert verdict(strong(surroundings=1.0, frame=0.2, spot=0.2)).cause == "surroundings"
+
+
+def test_a_model_that_is_right_by_chance_is_not_accused_and_says_so():
+    f = verdict(strong(frame=1.0), accuracy=0.55)
+    assert f.verdict == "look"
+    assert "about as often as by chance (50%)" in f.sentence
+
+
+def test_the_box_of_a_fixed_mark_is_widened_to_all_of_it():
+    c = strong(pattern=1.0)
+    divergence = torch.zeros(40, 60)
+    divergence[1:8, 1:16] = 50.0
+    at = verdict(replace(c, divergence=divergence)).boxes
+    assert (int(at.height[0]), int(at.width[0])) != (3, 4)
+    assert int(at.width[0]) >= 10

@@ -1,0 +1,50 @@
+"""A verdict for CI: JUnit XML and Markdown."""
+
+import math
+from xml.etree import ElementTree
+
+from auditor.metrics.measure import Measure
+from auditor.release.gate import Check, Gate, judge
+from auditor.reports.gate_summary import junit, markdown
+from tests.auditor.release.test_gate import audit_of, policy_of
+
+
+def test_what_ci_reads():
+    found = audit_of({"model/accuracy": 0.9, "model/ece": Measure(math.nan, direction="down", status="failed")})
+    gate = judge(found, policy_of({"model/accuracy": {"min": 0.5}, "model/ece": {"max": 0.1}}))
+    suite = ElementTree.fromstring(junit(gate)).find("testsuite")
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    cases = suite.findall("testcase")
+    assert [c.get("name") for c in cases] == ["accuracy at least 0.5", "ece at most 0.1"]
+    assert [c.find("failure") is not None for c in cases] == [False, True]
+    text = markdown(gate)
+    assert text.startswith("## Gate: FAIL")
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert "**FAIL**" in rows[0]
+    assert "`model/ece`" in rows[0]
+    assert gate.to_json()["verdict"] == "fail"
+    assert set(gate.to_json()["checks"][0]) >= {"metric", "value", "limit", "verdict", "reason"}
+
+
+def test_what_ci_cannot_read_is_taken_out_and_cells_stay_cells():
+    checks = (
+        Check("model/accuracy", 0.912345, "at least 0.9", "pass", baseline=0.9),
+        Check("explainer/a|b/f_cls", 0.5, "at least 0.9", "fail", "0.5 is\x07 not\nat least | 0.9"),
+        Check("alone", 1.0, "at most 2", "pass"),
+    )
+    gate = Gate(
+        checks, model="m/2", baseline="m/1", policy="p.toml", policy_digest="abcdef0123456789", promoted="champion"
+    )
+    suite = ElementTree.fromstring(junit(gate)).find("testsuite")
+    assert suite.get("name") == "auditor gate m/2"
+    cases = suite.findall("testcase")
+    assert [c.get("classname") for c in cases] == ["model", "explainer.a|b", "gate"]
+    failure = cases[1].find("failure")
+    assert failure.get("message").replace("\n", " ") == "0.5 is not at least | 0.9"
+    lines = markdown(gate).splitlines()
+    assert "`m/2` against `m/1`: 2 of 3 checks pass (policy `p.toml`, abcdef012345)." in lines
+    assert "| **FAIL** | `explainer/a\\|b/f_cls` | 0.5 |  | at least 0.9 | 0.5 is\x07 not at least \\| 0.9 |" in lines
+    assert "| pass | `model/accuracy` | 0.9123 | 0.9 | at least 0.9 |  |" in lines
+    assert lines[-1] == "Alias `champion` now points to this version."
+    assert " against " not in markdown(Gate(checks, model="m/2"))
+    assert "Alias" not in markdown(Gate(checks, model="m/2"))

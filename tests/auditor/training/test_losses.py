@@ -1,0 +1,117 @@
+"""Losses by plain loops, their proxes by what makes a point the minimum."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn import functional as nf
+
+from auditor.errors import OptionError
+from auditor.training.losses import CrossEntropy, Squared, Triplet, loss_of
+
+Y = torch.tensor([0, 2, 1, 2, 0])
+
+
+def outputs(seed=0, n=5, width=3):
+    return torch.randn(n, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def slow_squared(z, y):
+    return sum(0.5 * (float(z[i, k]) - (k == int(y[i]))) ** 2 for i in range(len(z)) for k in range(z.shape[1]))
+
+
+def slow_cross_entropy(z, y):
+    return sum(float(z[i].exp().sum().log() - z[i, int(y[i])]) for i in range(len(z)))
+
+
+def slow_triplet(z, y, margin):
+    total = 0.0
+    for i in range(len(z)):
+        distance = [float((z[i] - z[j]).norm()) for j in range(len(z))]
+        same = [d for j, d in enumerate(distance) if y[j] == y[i] and j != i]
+        other = [d for j, d in enumerate(distance) if y[j] != y[i]]
+        if same and other:
+            total += max(0.0, max(same) - min(other) + margin)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_values_are_sums_over_samples(seed):
+    z = outputs(seed)
+    assert float(Squared().value(z, Y)) == pytest.approx(slow_squared(z, Y), rel=1e-12)
+    assert float(CrossEntropy().value(z, Y)) == pytest.approx(slow_cross_entropy(z, Y), rel=1e-12)
+    # class 1 has one member only: it is nobody's partner and takes no anchor, but it is an opponent
+    assert float(Triplet(0.7).value(z, Y)) == pytest.approx(slow_triplet(z, Y, 0.7), rel=1e-9)
+    assert float(Triplet(0.7).value(z, Y)) > 0
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0, 0, 0], [0, 1, 2, 3, 4]])
+def test_triplets_without_a_partner_or_an_opponent_count_nothing(labels):
+    z = outputs().requires_grad_()
+    value = Triplet().value(z, torch.tensor(labels))
+    value.backward()
+    assert float(value) == 0
+    assert torch.equal(z.grad, torch.zeros_like(z))
+
+
+def test_triplets_far_apart_cost_nothing():
+    z = torch.tensor([[0.0], [0.1], [5.0], [5.2]])
+    assert float(Triplet(1.0).value(z, torch.tensor([0, 0, 1, 1]))) == 0
+    wanted = sum(max(0.0, v) for v in (0.1 - 5.0 + 6, 0.1 - 4.9 + 6, 0.2 - 4.9 + 6, 0.2 - 5.1 + 6))
+    assert float(Triplet(6.0).value(z, torch.tensor([0, 0, 1, 1]))) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.3, 2.0])
+def test_the_prox_of_the_squared_loss_is_the_minimum(beta):
+    v = outputs(1)
+    z = Squared().prox(v, Y, beta)
+    gradient = (z - nf.one_hot(Y, 3)) + beta * (z - v)
+    torch.testing.assert_close(gradient, torch.zeros_like(z), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.3, 2.0])
+def test_the_prox_of_the_cross_entropy_is_the_minimum(beta):
+    v = outputs(1)
+    z = CrossEntropy(steps=400).prox(v, Y, beta)
+    gradient = z.softmax(1) - nf.one_hot(Y, 3) + beta * (z - v)
+    torch.testing.assert_close(gradient, torch.zeros_like(z), rtol=0, atol=1e-6)  # it stops when z moves by 1e-7
+    few = CrossEntropy(steps=2).prox(v, Y, beta)
+    assert not torch.allclose(few, z, rtol=0, atol=1e-6)  # the number of steps is the loss's own
+
+
+def objective(loss, z, v, beta):
+    return float(loss.value(z, Y)) + 0.5 * beta * float((z - v).square().sum())
+
+
+@pytest.mark.parametrize("beta", [0.3, 2.0, 50.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_prox_of_triplets_descends_towards_the_minimum(beta, seed):
+    loss, v = Triplet(0.7), outputs(seed)
+    path = [objective(loss, Triplet(0.7, steps=k).prox(v, Y, beta), v, beta) for k in (0, 1, 3, 10)]
+    assert all(after <= before for before, after in itertools.pairwise(path))
+    assert path[-1] < path[0]
+    z = Triplet(0.7, steps=1).prox(v, Y, beta)
+    point = v.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss.value(point, Y), point)
+    ratios = ((v - z) / gradient)[gradient.abs() > 1e-9]  # one step along the subgradient, of one length
+    assert float(ratios.std()) < 1e-9
+    length = float(ratios.mean()) * 2 * beta
+    assert length in [pytest.approx(0.5**k) for k in range(8)]  # halved from 1/(2 beta) until it descends
+    if length < 0.9:  # the step twice as long would have risen
+        assert objective(loss, v - 2 * length / (2 * beta) * gradient, v, beta) > objective(loss, v, v, beta)
+
+
+def test_a_triplet_prox_leaves_no_gradient_behind():
+    z = Triplet().prox(outputs(), Y, 1.0)
+    assert not z.requires_grad
+    assert z.grad_fn is None
+
+
+def test_losses_by_name():
+    assert [loss_of(name).name for name in ("squared", "cross_entropy", "triplet")] == [
+        "squared",
+        "cross_entropy",
+        "triplet",
+    ]
+    with pytest.raises(OptionError, match="loss must be one of squared, cross_entropy, triplet, got 'hinge'"):
+        loss_of("hinge")
