@@ -429,7 +429,7 @@ def _predictions(logits: Tensor, subject: Subject) -> list[dict[str, Any]]:
     predictions: list[dict[str, Any]] = []
     for values, indices in zip(best.tolist(), order.tolist(), strict=True):
         top = [{"index": k, "label": names[k], "probability": p} for p, k in zip(values, indices, strict=True)]
-        predictions.append({**top[0], "probabilities": top})
+        predictions.append({**top[0], "probabilities": top, "labels": None})
     if subject.output.name == "multilabel":
         for prediction, p in zip(predictions, probabilities, strict=True):
             likely = (p >= 0.5).nonzero()[:, 0].tolist()

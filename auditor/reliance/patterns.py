@@ -52,10 +52,10 @@ class Pattern:
 def pattern_of(images: Tensor, is_class: Tensor) -> Pattern:
     """Return the pattern of a class: symmetric Kullback-Leibler divergence of normal pixels, averaged over 3 x 3.
 
-    >>> x = torch.rand(20, 1, 8, 8)
+    >>> x = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     >>> x[:10, :, 2, 5] = 1.0
-    >>> int(pattern_of(x, torch.arange(20) < 10).mask.nonzero()[0, 1])
-    2
+    >>> divmod(int(pattern_of(x, torch.arange(20) < 10).divergence.argmax()), 8)
+    (2, 5)
     """
     a, b = images[is_class], images[~is_class]
     mean, mean_others = a.mean(0), b.mean(0)

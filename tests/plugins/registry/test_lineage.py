@@ -47,6 +47,7 @@ def test_the_next_version_is_the_network_and_names_its_source(registry, tiny):
         "explainer_digest": "e" * 64,
         "kind": "halves",
         "layer": "relu",
+        "change": "",
     }
     with torch.no_grad():
         torch.testing.assert_close(plugins.load_subject(new).logits(x), explainer.made.eval()(x))

@@ -168,7 +168,7 @@ def test_folders_that_hold_no_such_model_are_refused(registry, tmp_path):
 def test_describe_keeps_what_is_not_given_and_refuses_names_twice(registry, tiny):
     uri = plugins.log_subject(tiny, "kept-notes", experiment="tests")
     before = plugins.describe(uri)
-    assert before == tiny.describe()
+    assert before == {**tiny.describe(), "output_evidence": "the model's outputs are logits"}
     assert plugins.describe(uri, mean=[0.25]) == {**before, "mean": [0.25]}
     assert plugins.describe(uri, resize="crop") == {**before, "mean": [0.25], "resize": "crop"}
     with pytest.raises(OptionError, match="class names must differ"):

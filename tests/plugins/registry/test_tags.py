@@ -138,7 +138,7 @@ def test_the_lineage_is_written_with_all_its_fields():
     tag = tags.LineageTag(source="models:/m/1", source_digest=DIGEST, explainer="f", kind="deepfacto", time="now")
     assert json.loads(tag.encode()) == {
         "source": "models:/m/1", "source_digest": DIGEST, "explainer": "f", "explainer_digest": "", "kind": "deepfacto",
-        "layer": None, "time": "now",
+        "layer": None, "time": "now", "change": "",
     }  # fmt: skip
 
 
