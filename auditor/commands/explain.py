@@ -60,7 +60,7 @@ def explain(
 def _prediction(answer: Answer) -> str:
     p, t = answer.prediction, answer.target
     said = f"{p['label']} with probability {p['probability']:.1%}"
-    if "labels" in p:  # several may be true
+    if p["labels"] is not None:  # several may be true
         said = ", ".join(f"{x['label']} {x['probability']:.1%}" for x in p["labels"]) or f"no label; nearest {said}"
     return f"{said}; logit of {t['label']}: {t['logit']:.3f}"
 
