@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,11 +18,10 @@ from auditor.errors import AuditError
 from auditor.explainers.answer_options import deprecation, with_new_names
 from auditor.explainers.manifest import finite
 from auditor.service.batch_answer import AnswerJson, Job
-from auditor.service.image_decoding import from_base64, from_numbers
 from auditor.service.openapi import document
 from auditor.service.problems import Problem, problem_of, problem_of_validation
 from auditor.service.prometheus import exposition
-from auditor.service.request_parsing import parse, pixels, read
+from auditor.service.request_parsing import read, read_json
 from auditor.service.served_version import ServedVersion
 from auditor.service.settings import Settings
 from auditor.service.tracing import describe_span, draw_stages
@@ -33,6 +33,7 @@ from auditor.service.types import (
     PredictRequest,
 )
 from auditor.service.worker import Worker
+from auditor.subject.preprocessing import from_array
 
 RENAMED_SINCE = "@1794960000"  # 2026-11-18: since then an option has one name by every way
 ONLY_PREDICT = Options(explainers=[], heatmaps="none", stability="off")
@@ -51,16 +52,16 @@ class Routes:
         """Explain one image."""
         started = time.perf_counter()
         version = await self.worker.ready()
-        body, (content,) = await read(request, ExplainRequest)
-        job = self._job_of(version, await pixels(self.worker, version, content), body)
+        body, (file,) = await read(request, ExplainRequest, decoders=self.worker.decoders)
+        job = self._job_of(version, await self._pixels(version, file), body)
         return _json(await self._one(request, job, started), body.renamed)
 
     async def predict(self, request: Request) -> Response:
         """Predict one image."""
         started = time.perf_counter()
         version = await self.worker.ready()
-        _, (content,) = await read(request, PredictRequest)
-        job = self._job_of(version, await pixels(self.worker, version, content), ONLY_PREDICT)
+        _, (file,) = await read(request, PredictRequest, decoders=self.worker.decoders)
+        job = self._job_of(version, await self._pixels(version, file), ONLY_PREDICT)
         answer = await self._one(request, job, started)
         return _json({k: answer[k] for k in ("prediction", "model", "timings", "request_id")})
 
@@ -68,8 +69,9 @@ class Routes:
         """Explain several images; a bad one gets its error in its place."""
         started = time.perf_counter()
         version = await self.worker.ready()
-        body, contents = await read(request, ExplainBatchRequest, "images")
-        jobs = await asyncio.gather(*(self._job(version, content, body) for content in contents))
+        body, files = await read(request, ExplainBatchRequest, "images", self.worker.decoders)
+        images = await self.worker.decoders.pixels(files, version.subject.preprocessing)
+        jobs = [x if isinstance(x, Problem) else self._job_of(version, x, body) for x in images]
         return _json(await self._several(request, version, jobs, started), body.renamed)
 
     async def explainers(self, request: Request) -> Response:
@@ -105,7 +107,7 @@ class Routes:
         if name not in version.explainers:
             names = ", ".join(version.explainers) or "none"
             raise Problem(404, f"there is no explainer of this name; attached are: {names}.", code="unknown_explainer")
-        gallery = await asyncio.get_running_loop().run_in_executor(self.worker.decoders, version.gallery, name)
+        gallery = await asyncio.get_running_loop().run_in_executor(self.worker.threads, version.gallery, name)
         return _json(gallery)
 
     # KServe, V1 protocol
@@ -133,7 +135,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Give all workers' Prometheus metrics."""
-        content, media = await asyncio.get_running_loop().run_in_executor(self.worker.decoders, exposition)
+        content, media = await asyncio.get_running_loop().run_in_executor(self.worker.threads, exposition)
         return Response(content, media_type=media)
 
     async def openapi(self, request: Request) -> Response:
@@ -177,12 +179,11 @@ class Routes:
         except AuditError as error:
             raise problem_of(error) from None
 
-    async def _job(self, version: ServedVersion, content: bytes, options: Options) -> Job | Problem:
-        try:
-            x = await pixels(self.worker, version, content)
-        except Problem as problem:
-            return problem
-        return self._job_of(version, x, options)
+    async def _pixels(self, version: ServedVersion, file: bytes) -> Tensor:
+        (x,) = await self.worker.decoders.pixels([file], version.subject.preprocessing)
+        if isinstance(x, Problem):
+            raise x
+        return x
 
     async def _named(self, request: Request) -> ServedVersion:
         version = await self.worker.ready()
@@ -193,12 +194,19 @@ class Routes:
     async def _instances(self, request: Request, forced: Options | None) -> tuple[list[AnswerJson], dict[str, str]]:
         started = time.perf_counter()
         version = await self._named(request)
-        body = parse(KServeRequest, await request.body())
+        body, parts = await read_json(request, KServeRequest, "instances", self.worker.decoders)
+        options = forced or body.parameters
+        files = [part.file for part in parts if part.file is not None]
+        decoded = iter(await self.worker.decoders.pixels(files, version.subject.preprocessing))
         jobs: list[Job] = []
         renamed = dict(body.parameters.renamed)
-        for i, instance in enumerate(body.instances):
+        for i, part in enumerate(parts):
             try:
-                jobs.append(await self._instance(version, instance, forced or body.parameters, forced is not None))
+                x = next(decoded) if part.file is not None else from_numbers(part.numbers, version)
+                if isinstance(x, Problem):
+                    raise x
+                asked = options if forced else options_of_instance(part.options, options)
+                jobs.append(self._job_of(version, x, asked))
             except Problem as problem:
                 raise Problem(problem.status, f"instances.{i}: {problem.message}"[:400], code=problem.code) from None
         answers = await self.worker.answer(jobs)
@@ -211,25 +219,25 @@ class Routes:
         ]
         return finished, renamed
 
-    async def _instance(self, version: ServedVersion, instance: Any, options: Options, is_forced: bool) -> Job:
-        if isinstance(instance, list):
-            x = from_numbers(instance, version.subject.preprocessing)
-            return self._job_of(version, x, options)
-        text: Any = instance
-        named: dict[str, Any] = {}
-        if isinstance(instance, dict):
-            named = dict(instance)
-            given = named.pop("b64", None) or named.pop("image", None) or named.pop("image_bytes", None)
-            text = given.get("b64") if isinstance(given, dict) else given
-        if not isinstance(text, str) or not text:
-            raise Problem(422, "an instance is {'b64': …}, {'image': …}, a base64 string or nested lists of pixels.")
-        if named and not is_forced:
-            try:  # an instance's own options go before those of all
-                shared = {k: v for k, v in options.model_dump(exclude_unset=True).items() if k not in _today(named)}
-                options = Options.model_validate({**shared, **named})
-            except ValidationError as error:
-                raise problem_of_validation(error) from None
-        return self._job_of(version, await pixels(self.worker, version, from_base64(text)), options)
+
+def from_numbers(numbers: Any, version: ServedVersion) -> Tensor:
+    """Return an array (height, width[, channels]) of numbers in [0, 1] as pixels."""
+    try:
+        return torch.from_numpy(from_array(numbers[None], version.subject.preprocessing, "pixels"))[0]
+    except AuditError as error:
+        raise Problem(422, " ".join(str(error).split()), code="bad_image") from None
+
+
+def options_of_instance(named: dict[str, Any], shared: Options) -> Options:
+    """Return the options of one instance: what it names itself goes before those of all."""
+    if not named:
+        return shared
+    today = set(with_new_names(named)[0])
+    others = {name: value for name, value in shared.model_dump(exclude_unset=True).items() if name not in today}
+    try:
+        return Options.model_validate({**others, **named})
+    except ValidationError as error:
+        raise problem_of_validation(error) from None
 
 
 def _finished(request: Request, job: Job, answer: AnswerJson, started: float) -> AnswerJson:
@@ -238,11 +246,6 @@ def _finished(request: Request, job: Job, answer: AnswerJson, started: float) ->
     describe_span(version=answer["model"]["version"])
     request.scope.get("auditor.note", {})["version"] = answer["model"]["version"]
     return {**answer, "timings": job.timings, "request_id": request.scope.get("auditor.request_id", "")}
-
-
-def _today(named: dict[str, Any]) -> set[str]:
-    """Return the names that options have today."""
-    return set(with_new_names(named)[0])
 
 
 def _json(content: Any, renamed: Mapping[str, str] | None = None) -> Response:

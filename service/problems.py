@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING
 
 from auditor.errors import AuditError, DataError, OptionError, ShapeError, UnknownClassError, UnknownExplainerError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 # what BentoML, Starlette and uvicorn answer by themselves, in our shape
 BY_STATUS: Mapping[int, tuple[str, str]] = {

@@ -53,6 +53,9 @@ VERIFICATION_FAILURES = Counter(
     "auditor_verification_failures", "Model versions that were not served because something did not verify."
 )
 RELOADS = Counter("auditor_reloads", "Model versions loaded.", ["outcome"])
+DECODERS_REPLACED = Counter(
+    "auditor_decoders_replaced", "Processes for decoding that a file ended, by its time, its memory or a fault."
+)
 READY = Gauge("auditor_ready", "Workers that are warm.", multiprocess_mode="livesum")
 
 

@@ -5,7 +5,6 @@ Nothing is written to disk: forms are parsed in memory, within the limit on the 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -13,17 +12,15 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
-from torch import Tensor
 
 from auditor.explainers.answer_options import OLD_NAMES
-from auditor.service.image_decoding import decode, from_base64
+from auditor.service.decoder_pool import DecoderPool
+from auditor.service.json_bodies import GIVEN, Part, from_base64, split_body
 from auditor.service.problems import Problem, problem_of_validation
-from auditor.service.served_version import ServedVersion
 from auditor.service.types import MAX_BATCH
-from auditor.service.worker import Worker
 
 M = TypeVar("M", bound=BaseModel)
-SMALL = 32 * 1024  # bytes of an image file that decodes faster than a thread is woken
+SMALL_JSON = 64 * 1024  # bytes of JSON that are read faster than they are sent to another process
 MAX_FIELDS = 40
 LISTS = ("explainers", *(old for old, new in OLD_NAMES.items() if new == "explainers"))  # repeated, or with commas
 
@@ -32,13 +29,14 @@ class _InMemory(MultiPartParser):
     spool_max_size = 1 << 40  # never to disk
 
 
-async def read(request: Request, kind: type[M], images: str = "image") -> tuple[M, list[bytes]]:
+async def read(
+    request: Request, kind: type[M], images: str = "image", decoders: DecoderPool | None = None
+) -> tuple[M, list[bytes]]:
     """Return the request's options and its image files; ``images`` is the JSON field that holds them."""
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media == "application/json" or media.endswith("+json"):
-        body = parse(kind, await request.body())
-        given: Any = getattr(body, images)
-        return body, [from_base64(text) for text in ([given] if isinstance(given, str) else given)]
+        body, parts = await read_json(request, kind, images, decoders)
+        return body, [part.file or b"" for part in parts]
     if media == "multipart/form-data":
         fields, files = await _form(request)
         return _from_fields(kind, fields, files, images), files
@@ -49,10 +47,17 @@ async def read(request: Request, kind: type[M], images: str = "image") -> tuple[
     raise Problem(415)
 
 
-def parse(kind: type[M], body: bytes) -> M:
-    """Return a JSON body as its type."""
+async def read_json(
+    request: Request, kind: type[M], images: str, decoders: DecoderPool | None = None
+) -> tuple[M, list[Part]]:
+    """Return a JSON body as its type, without its images, and the images; large bodies are read in a process."""
+    content = await request.body()
+    if decoders is None or len(content) <= SMALL_JSON:
+        rest, parts = split_body(content, images)
+    else:
+        rest, parts = await decoders.split_body(content, images)
     try:
-        return kind.model_validate_json(body)
+        return kind.model_validate(rest), parts
     except ValidationError as error:
         raise problem_of_validation(error) from None
 
@@ -99,22 +104,6 @@ def _from_fields(kind: type[M], fields: list[tuple[str, str]], files: list[bytes
     if images == "image" and len(files) > 1:
         raise Problem(422, "image: one image at a time; POST /explain_batch takes several.", code="invalid")
     try:
-        return kind.model_validate({**values, images: "given" if images == "image" else ["given"] * len(files)})
+        return kind.model_validate({**values, images: GIVEN if images == "image" else [GIVEN] * len(files)})
     except ValidationError as error:
         raise problem_of_validation(error) from None
-
-
-async def pixels(worker: Worker, version: ServedVersion, content: bytes) -> Tensor:
-    """Decode an image: small ones at once, large ones in a thread."""
-    limit, pre = worker.settings.max_pixels, version.subject.preprocessing
-    if len(content) <= SMALL and _declared_small(content):
-        return decode(content, pre, limit)
-    return await asyncio.get_running_loop().run_in_executor(worker.decoders, decode, content, pre, limit)
-
-
-def _declared_small(content: bytes) -> bool:
-    """Whether a PNG says that it has few pixels; other formats compress less, so the size of the file is enough."""
-    if content[:8] != b"\x89PNG\r\n\x1a\n":
-        return True
-    width, height = int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
-    return width * height <= 512 * 512

@@ -32,6 +32,8 @@ STATUS_OF_LIMIT = {
     "upload_timeout_s": 408,
     "max_body_mb": 413,
     "max_pixels": 413,
+    "decode_timeout_s": 413,
+    "decode_memory_mb": 413,
     "queue": 429,
     "slow_queue": 429,
     "request_timeout_s": 503,

@@ -51,6 +51,13 @@ class Settings(BaseModel):
 
     max_body_mb: float = Field(default=16.0, gt=0, description="Larger bodies get 413.")
     max_pixels: int = Field(default=40_000_000, ge=1, description="Images with more pixels get 413, undecoded.")
+    decoders: int = Field(default=2, ge=1, le=64, description="Processes per worker that decode images.")
+    decode_timeout_s: float = Field(
+        default=10.0, gt=0, le=600, description="Images of a request not decoded in this time get 413."
+    )
+    decode_memory_mb: int = Field(
+        default=1024, ge=64, description="Memory that decoding an image may take; one that needs more gets 413."
+    )
     upload_timeout_s: float = Field(default=20.0, gt=0, description="A body not sent by then gets 408.")
     api_keys: Path | None = Field(default=None, description="File with one key per line; read again when it changes.")
 

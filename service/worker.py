@@ -15,6 +15,7 @@ from auditor.errors import AuditError, RegistryError, TamperError
 from auditor.plugins.registry.location import resolve
 from auditor.service.batch_answer import AnswerJson, Job, answer_batch
 from auditor.service.batcher import JobQueue
+from auditor.service.decoder_pool import DecoderPool
 from auditor.service.json_logs import log_event
 from auditor.service.problems import Problem
 from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
@@ -25,7 +26,7 @@ from auditor.service.types import Options
 log = logging.getLogger(__name__)
 
 RETRY_S, MAX_RETRY_S = 2.0, 60.0
-N_DECODERS = 2
+N_THREADS = 2  # for what takes a moment and is not an answer: galleries, metrics
 
 
 class Worker:
@@ -38,7 +39,8 @@ class Worker:
         self._queues: list[JobQueue] = []
         self._watch: asyncio.Task[None] | None = None
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="auditor-load")
-        self.decoders = ThreadPoolExecutor(N_DECODERS, thread_name_prefix="auditor-decode")
+        self.threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="auditor-help")
+        self.decoders = DecoderPool(settings)
         self._refused_mark = ""
         self._failed_mark, self._retry_at = "", 0.0
         self._failures = 0
@@ -53,6 +55,7 @@ class Worker:
         ]
         for queue in self._queues:
             queue.start()
+        await self.decoders.start()
         self._watch = asyncio.get_running_loop().create_task(self._follow(), name="follow the registry")
 
     async def stop(self) -> None:
@@ -63,7 +66,8 @@ class Worker:
         for queue in self._queues:
             await queue.stop()
         self._loader.shutdown(wait=False)
-        self.decoders.shutdown(wait=False)
+        self.threads.shutdown(wait=False)
+        await self.decoders.stop()
         self.served = None
         READY.set(0)
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from auditor.errors import DataError, OptionError, ShapeError
+from auditor.subject.image_pixels import model_pixels, unit_interval
 
 RESIZE = ("stretch", "crop")
 
@@ -106,31 +107,7 @@ def read_image(path: Path, pre: Preprocessing) -> np.ndarray[Any, Any]:
 
 def from_pil(image: Image.Image, pre: Preprocessing) -> np.ndarray[Any, Any]:
     """Return a PIL image as float32 (channels, height, width) in [0, 1]; 16-bit, palette and CMYK images included."""
-    channels, height, width = pre.input_shape
-    image = ImageOps.exif_transpose(image)
-    if image.mode.startswith(("I", "F")):  # 16- and 32-bit grey: PIL's own conversion to 8 bits clips
-        grey = np.asarray(image, dtype=np.float32)
-        top = 65535.0 if image.mode.startswith("I") else max(1.0, float(grey.max()))
-        image = Image.fromarray((np.clip(grey / top, 0, 1) * 255).round().astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or (image.mode == "P" and "transparency" in image.info):
-        rgba = image.convert("RGBA")
-        ground = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(ground, rgba)
-    if channels == 1:
-        image = image.convert("L")
-    elif channels == 3:
-        image = image.convert("RGB")
-    else:
-        raise ShapeError(
-            f"the model takes {channels} channels and image files have 1 or 3; give an .npz with arrays instead."
-        )
-    if image.size != (width, height):
-        if pre.resize == "crop":
-            image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
-        else:
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-    array = np.asarray(image, dtype=np.float32) / 255.0
-    return np.ascontiguousarray(array[None] if channels == 1 else array.transpose(2, 0, 1))
+    return unit_interval(model_pixels(image, pre.input_shape, pre.resize))
 
 
 def from_array(array: np.ndarray[Any, Any], pre: Preprocessing, where: str) -> np.ndarray[Any, Any]:

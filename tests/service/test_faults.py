@@ -15,6 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -28,6 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FIELDS = [("explainers", "concepts"), ("heatmaps", "none"), ("stability", "off")]
 POLL_S = 0.5
+PNG = {"content-type": "image/png"}
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +151,32 @@ def test_a_thousand_connections_at_once(live):
             if status == 200
             else set(told["error"]) == {"code", "message", "request_id"}
         )
+    assert version_of(live) == "1"
+
+
+def bomb(kind: str = "WEBP", **options: object) -> bytes:
+    """Return a small file of 6320 x 6320 pixels, just below the limit."""
+    return odd.saved(odd.Image.new("RGB", (6320, 6320)), kind, **options)
+
+
+def test_small_files_of_many_pixels_stall_nobody(live):
+    """Old code decoded files below 32 KiB on the event loop: one request held /livez up for 5 seconds."""
+    image = base64.b64encode(bomb(lossless=True, method=0)).decode()
+    assert len(image) < 100
+    body = {"images": [image] * 8, "explainers": ["concepts"], "heatmaps": "none", "stability": "off"}
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(live.post("/explain_batch", body, timeout_s=300)[0]))]
+    threads += [threading.Thread(target=lambda: answers.append(live.post("/explain", b"II*", PNG)[0]))]
+    for thread in threads:
+        thread.start()
+    worst = 0.0
+    while any(thread.is_alive() for thread in threads):
+        began = time.perf_counter()
+        assert live.get("/livez")[0] == 200
+        worst = max(worst, time.perf_counter() - began)
+        time.sleep(0.02)
+    assert sorted(answers) == [200, 400]
+    assert worst < 1.0  # on an idle machine .03; a decode on the loop takes several seconds
     assert version_of(live) == "1"
 
 

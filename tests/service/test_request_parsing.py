@@ -7,11 +7,10 @@ import json
 import pytest
 from starlette.requests import Request
 
+from auditor.service.json_bodies import split_body
 from auditor.service.problems import Problem
-from auditor.service.request_parsing import _declared_small, parse, read
+from auditor.service.request_parsing import SMALL_JSON, read
 from auditor.service.types import ExplainBatchRequest, ExplainRequest, PredictRequest
-
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def request(body: bytes, media: str, query: str = "") -> Request:
@@ -84,15 +83,27 @@ def test_what_cannot_be_read_is_a_problem_with_its_status(made, status, sentence
 
 def test_a_body_that_does_not_fit_names_the_field():
     with pytest.raises(Problem, match="stability: input should be"):
-        parse(ExplainRequest, b'{"image": "x", "stability": "on"}')
+        taken(request(b'{"image": "aGk=", "stability": "on"}', "application/json"))
     with pytest.raises(Problem, match="nosuch: there is no such field"):
-        parse(ExplainRequest, b'{"image": "x", "nosuch": 1}')
+        taken(request(b'{"image": "aGk=", "nosuch": 1}', "application/json"))
 
 
-@pytest.mark.parametrize(
-    ("size", "small"), [((512, 512), True), ((513, 512), False), ((1, 512 * 512), True), ((1, 512 * 512 + 1), False)]
-)
-def test_a_png_that_declares_many_pixels_is_decoded_elsewhere(size, small):
-    header = PNG + b"\0\0\0\rIHDR" + size[0].to_bytes(4, "big") + size[1].to_bytes(4, "big")
-    assert _declared_small(header) is small
-    assert _declared_small(b"\xff\xd8" + header)
+class Pool:
+    """Stands for the decoder pool and remembers what it was asked to read."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def split_body(self, body, images):
+        self.sizes.append(len(body))
+        return split_body(body, images)
+
+
+@pytest.mark.parametrize(("n", "is_small"), [(SMALL_JSON, True), (SMALL_JSON + 1, False)])
+def test_large_json_is_read_in_another_process(n, is_small):
+    body = json.dumps({"image": "aGk="}).encode()
+    body += b" " * (n - len(body))
+    pool = Pool()
+    _, files = asyncio.run(read(request(body, "application/json"), ExplainRequest, "image", pool))
+    assert files == [b"hi"]
+    assert pool.sizes == ([] if is_small else [n])
