@@ -20,6 +20,7 @@ from torch import Tensor
 
 from auditor.errors import AuditError
 from auditor.network.aten_graph import AtenGraph, Node, Values, call, graph_of
+from auditor.network.pooled_head import PooledHead, pooled_head
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class AboveLayer:
                 steps.append(node)
         self.steps = _only_needed(steps, graph.output)
         self.is_affine = False
+        self.head: PooledHead | None = None  # where the whole part is pooling and a linear map
         self._zero: Tensor | None = None
         self._slopes: dict[int, Tensor] = {}
         self._lock = threading.Lock()
@@ -72,17 +74,23 @@ class AboveLayer:
                 self._zero = self(torch.zeros_like(like[:1]))
         return self._zero
 
-    def slope(self, target: int, like: Tensor) -> Tensor:
-        """Return the gradient of one logit by the layer, (1, …): the same everywhere when the part is affine."""
-        gradient = self._slopes.get(target)
-        if gradient is None:
+    def slopes(self, targets: list[int], like: Tensor) -> Tensor:
+        """Return the gradients of logits by the layer, (targets, …): the same everywhere when the part is affine.
+
+        Those not known yet come from one pass for all of them.
+        """
+        missing = [k for k in dict.fromkeys(targets) if k not in self._slopes]
+        fresh: dict[int, Tensor] = {}
+        if missing:
             with torch.enable_grad():
-                z = torch.zeros_like(like[:1]).requires_grad_(True)
-                (gradient,) = torch.autograd.grad(self(z)[0, target], z)
+                z = torch.zeros_like(like[:1]).repeat(len(missing), *[1] * (like.ndim - 1)).requires_grad_(True)
+                index = torch.tensor(missing, device=like.device)[:, None]
+                (gradients,) = torch.autograd.grad(self(z).gather(1, index).sum(), z)
+            fresh = dict(zip(missing, gradients, strict=True))
             with self._lock:
                 if len(self._slopes) < 4096:
-                    self._slopes[target] = gradient
-        return gradient
+                    self._slopes.update(fresh)
+        return torch.stack([fresh[k] if k in fresh else self._slopes[k] for k in targets])
 
 
 _PREPARED: WeakKeyDictionary[Subject, dict[str, AboveLayer | None]] = WeakKeyDictionary()
@@ -132,6 +140,10 @@ def _checked(subject: Subject, layer: str) -> AboveLayer | None:
         tripled = above(3 * z) - 3 * above(z) + 2 * above(torch.zeros_like(z[:1]))
         bend = max(float(mixed.abs().max()), float(tripled.abs().max()) / 3)
         above.is_affine = bend <= CLOSE * scale
+        head = pooled_head(above.start, above.steps, graph.constants, tuple(z.shape[1:]))
+        if head is not None and head.weight.shape[0] == wanted.shape[1]:
+            gap = float((head.logits(points.flatten(2)) - wanted).abs().max())
+            above.head = head if gap <= CLOSE * scale else None
     return above
 
 

@@ -225,9 +225,20 @@ class Subject:
                     [self._replaced(layer, part, part.shape[0]) for part in torch.split(z, self.max_batch)]
                 )
             n = z.shape[0]
-            if n > 1 and layer not in self._one_is_enough:
-                self._one_is_enough[layer] = self._try_one(layer, z)
-            return self._replaced(layer, z, 1 if self._one_is_enough.get(layer, False) else n)
+            return self._replaced(layer, z, 1 if n > 1 and self.one_image_is_enough(layer, z) else n)
+
+    def one_image_is_enough(self, layer: str, z: Tensor) -> bool:
+        """Whether `forward_from` runs one image below the layer, however many rows ``z`` it is given.
+
+        Not so where the graph keeps the size of its batch, as most models from a pt2 file do.
+        """
+        if self.max_batch is not None:
+            return False
+        if layer not in self._one_is_enough:
+            pair = z if len(z) > 1 else torch.cat([z, z])
+            with self.at_rest():
+                self._one_is_enough[layer] = self._try_one(layer, pair[:2].to(self.dtype))
+        return self._one_is_enough[layer]
 
     # its layers
 
