@@ -54,6 +54,7 @@ class AuditConfig(BaseModel):
     layers: bool = Field(default=True, description="Measure the model's layers too.")
     reliance: bool = Field(default=True, description="Measure what each class hangs on, by interventions.")
     reliance_images: int = Field(default=400, ge=20, description="Images on which reliance is measured, at most.")
+    regions: Path | None = Field(default=None, description="Masks, a COCO file or VOC files of the images' objects.")
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def audit(
         metrics=metrics,
         explainers={name: _about(e, held[name]) for name, e in sorted(explainers.items())}
         | {name: {"problem": reason} for name, reason in broken.items()},
-        config=config.model_dump(),
+        config=config.model_dump(mode="json"),
         versions=_versions(),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=round(time.monotonic() - began, 1),
@@ -201,6 +202,7 @@ def _reliance(
         n_images=config.reliance_images,
         seed=config.seed,
         batch_size=config.batch_size,
+        regions=config.regions,
         progress=progress,
     )
     cache.put(RELIANCE, metrics, about)
@@ -217,7 +219,7 @@ def _cache(
             "model": subject.digest,
             "data": data.digest + data.labels_digest,
             "explainers": {name: e.digest_ for name, e in sorted(explainers.items())},
-            "config": config.model_dump(),
+            "config": config.model_dump(mode="json"),
             "versions": _versions(),
         },
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 from auditor.attribution.heatmap import overlay, to_rgb
 from auditor.auditing.case import Effort, explain
 from auditor.auditing.images import AuditImages, spread
-from auditor.auditing.model_reliance import SPOT
+from auditor.auditing.second_opinions import SPOT
 from auditor.data.source import Data
 from auditor.errors import AuditError
 from auditor.explainers.base import Explainer

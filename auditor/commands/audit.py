@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 @click.option(
     "--no-reliance", is_flag=True, help="Do not measure what each class hangs on (at most 60 passes an image)."
 )
+@click.option(
+    "--regions",
+    type=click.Path(path_type=Path),
+    help="Masks of objects or parts (folder), COCO .json or folder of VOC .xml: how much of the heat lies on them.",
+)
 @click.option("--no-store", is_flag=True, help="Do not store the audit with the version.")
 @FRESH
 @SEED
@@ -60,6 +65,7 @@ def audit(
     refits: int,
     limit: int | None,
     no_reliance: bool,
+    regions: Path | None,
     no_store: bool,
     fresh: bool,
     seed: int,
@@ -72,8 +78,11 @@ def audit(
     from auditor.data.source import open_data
     from auditor.plugins import run_audit
     from auditor.release.model_card import read_card
+    from auditor.reliance.annotations import check_path
     from auditor.reports.audit_report import write_report
 
+    if regions is not None:
+        check_path(regions)
     if fresh:
         now_holds("nothing was stored")  # finished parts are not kept then
     given = read_card(card) if card is not None else None
@@ -82,7 +91,7 @@ def audit(
         result = run_audit(
             model,
             source,
-            config=AuditConfig(seed=seed, images=images, refits=refits, reliance=not no_reliance),
+            config=AuditConfig(seed=seed, images=images, refits=refits, reliance=not no_reliance, regions=regions),
             card=given,
             store=not no_store,
             fresh=fresh,

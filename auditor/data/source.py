@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from auditor.data.label_matching import NO_CLASS, LabelMatching, match_labels, mismatch, read_label_table
@@ -232,6 +233,10 @@ class Data(ABC):
                 self.spec, len(matching.unmatched), len(self.class_names), ", ".join(matching.unmatched[:5]),
             )  # fmt: skip
 
+    def image_size(self, name: str) -> tuple[int, int] | None:
+        """Return width and height of an image before it is resized for a model; None where that is not known."""
+        return None
+
     def _skip(self, name: str, why: str) -> None:
         if self.strict:
             raise DataError(f"data {self.spec}: {name} is broken ({why}); repair or remove it, or do without strict.")
@@ -269,6 +274,14 @@ class FolderData(Data):
 
     def _labels(self) -> Array:
         return np.array([label for _, label in self.files], dtype=np.int64)
+
+    def image_size(self, name: str) -> tuple[int, int] | None:
+        """Return width and height of an image file, from its head."""
+        try:
+            with Image.open(self.root / name) as image:
+                return image.size
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            return None
 
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
         images: list[Array] = []

@@ -58,6 +58,10 @@ RELIANCE: dict[str, tuple[str, str]] = {
     "found": ("classes that hang on one thing", "classes for which one thing was found that decides by itself"),
     "score": ("hangs on one thing", "how strongly a class follows one thing that is given to images of other classes"),
     "sameness": ("alike", "how alike the deciding regions of the class look"),
+    "sameness_early": ("alike in an early layer", "how alike they are in a layer that knows nothing of classes"),
+    "edge_distance": ("distance from the edge", "of the deciding regions, as a share of the frame; .5 is the middle"),
+    "concept_leak": ("predicted by one concept", "how well one concept (or group) alone predicts the class"),
+    "concept_area": ("area of that concept", "share of the image that this concept covers"),
     "place_entropy": ("spread over the frame", "entropy of where the deciding regions lie"),
     "colour_leak": ("predicted by colours", "how well the colours of the whole image predict the class; .5 is chance"),
     "spectrum_leak": (
@@ -70,7 +74,7 @@ RELIANCE: dict[str, tuple[str, str]] = {
     ),
 }
 
-RELIANCE_FAMILIES = ("necessity_", "sufficiency_", "transplant_")
+RELIANCE_FAMILIES = ("necessity_", "sufficiency_", "transplant_", "heat_on_")
 
 MODEL = frozenset(
     {
@@ -143,6 +147,9 @@ def _reliance_words(detail: str) -> tuple[str, str]:
         title, sentence = f"kept by {rest}% alone", f"share that keeps its class when only the hottest {rest}% is left"
     elif base == "transplant":
         title, sentence = f"follows the {rest}", f"share of other images that become the class when given its {rest}"
+    elif measure.startswith("heat_on_"):
+        part = measure.removeprefix("heat_on_")
+        title, sentence = f"heat on {part}", f"share of the heat that lies on {part}, beside the share of the image"
     of = "" if not owner else ", worst class" if owner == "worst" else f", class {owner}"
     return title + of if owner != "x" else title, sentence
 

@@ -250,9 +250,11 @@ def words(c: ClassReliance, cause: str, names: Sequence[str], verdict: Verdict) 
     turned = f"{float(f.hits.mean()):.0%} into {name} ({NULLS[cause]} {float(f.stronger_null.mean()):.0%})"
     if cause not in WITH_BOX:
         return f"Class {name} hangs on {THINGS[cause]}: given to pictures of {other}, it turns {turned}.", ADVICE[cause]
-    s = min((s for s in c.hidden), key=lambda s: float(s.still.mean()) + s.share)
+    s = min(c.hidden, key=lambda s: float(s.still.mean()) + s.share, default=None)
     parts = [f"Class {name} hangs on {THINGS[cause]}: "]
-    if float(s.still_moved.mean() - s.still.mean()) >= 0.2:  # a class that images fall back to survives without it
+    if (
+        s is not None and float(s.still_moved.mean() - s.still.mean()) >= 0.2
+    ):  # a class that images fall back to survives without it
         after, elsewhere = float(s.still.mean()), float(s.still_moved.mean())
         parts.append(
             f"hiding {s.share:.0%} of each image takes it from 100% to {after:.0%} (elsewhere: {elsewhere:.0%}); "

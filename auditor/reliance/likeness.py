@@ -22,6 +22,7 @@ MARGIN = 0.15  # of a box's sides that is looked at around it: a spot of one col
 RING = 0.7  # of a box's sides: how far around it its context reaches
 NEAREST = 3  # an image is compared with the third of the others that is most like it
 FOLDS = 4
+POINTS = 6  # along a box's side, at which a layer is read
 
 
 def crops(images: Tensor, boxes: Boxes, margin: float = MARGIN, side: int = SIDE) -> Tensor:
@@ -87,6 +88,21 @@ def context_sameness(images: Tensor, boxes: Boxes) -> Tensor:
 def sameness(images: Tensor, boxes: Boxes) -> Tensor:
     """Return per image the mean likeness of its box with the third of the other boxes that is most like it."""
     return _nearest(likenesses(images, boxes))
+
+
+def feature_sameness(features: Tensor, boxes: Boxes, size: tuple[int, int]) -> Tensor:
+    """Return the same from a layer's maps (images, channels, rows, columns): an early layer knows nothing of classes.
+
+    Each box is read at 6 x 6 points; what a channel shows on average, over all points of all images, is taken out.
+    """
+    step = (torch.arange(POINTS) + 0.5) / POINTS
+    y = (boxes.top[:, None] + step * boxes.height[:, None]) / size[0]
+    x = (boxes.left[:, None] + step * boxes.width[:, None]) / size[1]
+    grid = torch.stack([x[:, None].expand(-1, POINTS, -1), y[:, :, None].expand(-1, -1, POINTS)], -1)
+    features = features.float() - features.float().mean((0, 2, 3), keepdim=True)
+    points = F.grid_sample(features, 2 * grid.float() - 1, align_corners=False, padding_mode="border")
+    rows = F.normalize(points.flatten(1), dim=1)
+    return _nearest(rows @ rows.T)
 
 
 def _nearest(alike: Tensor) -> Tensor:

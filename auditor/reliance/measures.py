@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from auditor.errors import DataError
 from auditor.metrics.measure import Measure, of_items, of_value, skipped
 from auditor.progress import Progress, silent
+from auditor.reliance.fills import FILLS
 from auditor.reliance.heat import Heat, plain_heat
 from auditor.reliance.hiding import FULLY_HIDDEN, Survival, hide, keep_only
 from auditor.reliance.likeness import (
@@ -27,6 +28,7 @@ from auditor.reliance.likeness import (
     colour_statistics,
     context_sameness,
     edge_distance,
+    feature_sameness,
     leak,
     place_entropy,
     sameness,
@@ -34,10 +36,12 @@ from auditor.reliance.likeness import (
 )
 from auditor.reliance.patterns import pattern_of, shuffled_pattern
 from auditor.reliance.regions import SHARES, Boxes, boxes, random_places
-from auditor.reliance.transplant import Followed, Pairs, has_plain_edges, joined, transplants
+from auditor.reliance.transplant import Followed, Pairs, has_plain_edges, joined, spots, transplants
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 MIN_IMAGES = 10
+EARLY = 4  # of the layers with positions, the last of the first quarter is an early one
 HeatOf = Callable[[Tensor, Tensor], Heat]  # images, targets -> heat
 
 
@@ -48,6 +52,7 @@ class RelianceConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0, description="Seed of every random choice.")
     images_per_class: int = Field(default=30, ge=MIN_IMAGES, description="Images per class, drawn at random.")
+    hidden_images: int = Field(default=15, ge=MIN_IMAGES, description="Of these, as many are hidden and kept alone.")
     receivers: int = Field(default=2, ge=1, description="Images of other classes per donor in transplants.")
     batch_size: int = Field(default=32, ge=1, description="Images per forward pass.")
 
@@ -65,11 +70,14 @@ class ClassReliance:
     followed: dict[str, Followed] = field(default_factory=dict)
     sameness: Tensor | None = None
     sameness_null: Tensor | None = None
+    sameness_early: Tensor | None = None  # in a layer that knows nothing of classes
+    sameness_early_null: Tensor | None = None
     context: Tensor | None = None  # the sameness of what is around the boxes
     context_null: Tensor | None = None
     place_entropy: float = float("nan")
     place_entropy_null: float = float("nan")
     edge_distance: float = float("nan")
+    edge_distance_null: float = float("nan")
     colour_leak: float = 0.5
     spectrum_leak: float = 0.5
     pattern_leak: float = 0.5
@@ -89,12 +97,19 @@ class Reliance:
     by_prediction: bool
     accuracy: float = float("nan")  # mean over classes
     n_images: int = 0
+    n_present: int = 0  # classes that have images; 0: those of ``classes``
     heat: Tensor = field(repr=False, default_factory=lambda: torch.zeros(0))
+    rows: Tensor = field(repr=False, default_factory=lambda: torch.zeros(0, dtype=torch.long))  # of the heat's images
+
+    @property
+    def image_passes(self) -> float:
+        """What it cost in all: forward passes of one image."""
+        return self.passes_per_image * len(self.rows)
 
     @property
     def chance(self) -> float:
         """Accuracy of a model that knows nothing: one by the number of classes that have images."""
-        return 1 / max(1, sum(math.isfinite(c.accuracy) for c in self.classes))
+        return 1 / max(1, self.n_present or sum(math.isfinite(c.accuracy) for c in self.classes))
 
     @property
     def is_right_by_chance(self) -> bool:
@@ -115,6 +130,12 @@ class _Model:
         self.images += len(images)
         with torch.no_grad():
             return torch.cat([self.subject.logits(part).float().cpu() for part in torch.split(images, self.batch_size)])
+
+    def positions(self, images: Tensor, layer: str, layout: Layout) -> Tensor:
+        """Return a layer as (images, channels, positions), counted as a whole pass."""
+        self.images += len(images)
+        with torch.no_grad():
+            return layout.to_positions(self.subject.activations(images, [layer])[layer]).float().cpu()
 
 
 def sample_rows(labels: Tensor, n_classes: int, per_class: int, seed: int) -> Tensor:
@@ -164,7 +185,55 @@ def measure(
     shares = [c.accuracy for c in classes if math.isfinite(c.accuracy)]
     accuracy = sum(shares) / len(shares)
     n_images = int((truth >= 0).sum())
-    return Reliance(tuple(classes), heat.source, passes, by_prediction, accuracy, n_images, heat.maps)
+    return Reliance(
+        tuple(classes), heat.source, passes, by_prediction, accuracy, n_images, len(shares), heat.maps, rows
+    )
+
+
+def second_look(
+    subject: Subject,
+    images: Tensor,
+    reference: Reliance,
+    label: int,
+    heat_of: HeatOf,
+    config: RelianceConfig | None = None,
+) -> tuple[ClassReliance, float]:
+    """Measure one class again by another heat: only what depends on it. Return that, and its cost in image passes.
+
+    Boxes, how alike they are and what follows them are new; what follows whole images is that of ``reference``.
+    """
+    config = config or RelianceConfig()
+    before = reference.classes[label]
+    model = _Model(subject, config.batch_size)
+    generator = torch.Generator().manual_seed(config.seed + 7919 * label)
+    chosen = torch.randperm(before.n, generator=generator)[: config.images_per_class].sort().values
+    mine = torch.tensor(before.rows)[chosen]
+    of_others = [torch.tensor(c.rows) for c in reference.classes if c.label != label and c.rows]
+    others = torch.cat(of_others) if of_others else reference.rows[~torch.isin(reference.rows, mine)]
+    heat = heat_of(images[mine], torch.full((len(mine),), label))
+    x, at = images[mine], boxes(heat.maps)
+    size = (x.shape[2], x.shape[3])
+    elsewhere = random_places(at, size, generator, away=True)
+    alike = sameness(x, at)
+    givers = torch.argsort(alike, descending=True, stable=True)[: -(-len(mine) // 2)]
+    donors = givers[torch.arange(len(mine)) % len(givers)]
+    into = images[others[torch.randperm(len(mine), generator=generator) % len(others)]]
+    none = torch.zeros(0)
+    followed = spots(model, Pairs(label, x[donors], at.rows(donors), into, none, none, none), generator)
+    result = replace(
+        before,
+        n=len(mine),
+        hidden=(),
+        alone=(),
+        followed=before.followed | followed,
+        sameness=alike,
+        sameness_null=sameness(x, elsewhere),
+        context=context_sameness(x, at),
+        context_null=context_sameness(x, elsewhere),
+        rows=tuple(mine.tolist()),
+        boxes=at,
+    )
+    return result, model.images + heat.passes * len(mine)
 
 
 def _class(
@@ -187,14 +256,17 @@ def _class(
         return ClassReliance(k, name, len(mine), accuracy, skipped="too few images of other classes to compare with")
     generator = torch.Generator().manual_seed(config.seed + 7919 * k)
     size = (x.shape[2], x.shape[3])
-    targets = torch.full((len(mine),), k)
+    targets = torch.full((len(x),), k)
     at = boxes(maps[mine])
     alike = sameness(x[mine], at)
-    hidden = hide(model, x[mine], targets, maps[mine], SHARES, ("blur", "mean", "inpaint"), config.seed + k)
-    alone = keep_only(model, x[mine], targets, maps[mine], FULLY_HIDDEN, config.seed + k)
+    order = torch.randperm(len(mine), generator=torch.Generator().manual_seed(config.seed + k))
+    some = mine[order[: config.hidden_images].sort().values]
+    hidden = hide(model, x[some], targets[some], maps[some], SHARES, FILLS, config.seed + k)
+    alone = keep_only(model, x[some], targets[some], maps[some], FULLY_HIDDEN, config.seed + k)
     followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, alike, generator, config)
-    where = centres(at, size)
     elsewhere = random_places(at, size, generator, away=True)
+    early = _sameness_early(model, x[mine], (at, elsewhere))
+    where, anywhere = centres(at, size), centres(random_places(at, size, generator), size)
     return ClassReliance(
         k,
         name,
@@ -205,11 +277,13 @@ def _class(
         followed,
         alike,
         sameness(x[mine], elsewhere),
+        *early,
         context_sameness(x[mine], at),
         context_sameness(x[mine], elsewhere),
         place_entropy(where),
-        place_entropy(centres(random_places(at, size, generator), size)),
+        place_entropy(anywhere),
         float(edge_distance(where).mean()),
+        float(edge_distance(anywhere).mean()),
         leak(colour_statistics(x), y == k, config.seed),
         leak(spectrum_statistics(x), y == k, config.seed),
         pattern_leak,
@@ -217,6 +291,20 @@ def _class(
         tuple(rows[mine].tolist()),
         at,
     )
+
+
+def _sameness_early(model: _Model, x: Tensor, places: tuple[Boxes, Boxes]) -> tuple[Tensor | None, Tensor | None]:
+    """Return how alike boxes, and boxes elsewhere, are in an early layer; nothing where the model has no maps."""
+    spatial = [item for item in model.subject.layers() if item.explainable and item.is_spatial]
+    if not spatial:
+        return None, None
+    name = spatial[len(spatial) // EARLY].name
+    layout = model.subject.layout(name)
+    z = torch.cat([model.positions(part, name, layout) for part in torch.split(x, model.batch_size)])
+    maps = z.view(*z.shape[:2], *layout.grid)
+    size = (x.shape[2], x.shape[3])
+    at, elsewhere = (feature_sameness(maps, boxes, size) for boxes in places)
+    return at, elsewhere
 
 
 def _followed(
@@ -251,7 +339,7 @@ def _followed(
         null = others[torch.randint(len(others), (n,), generator=generator)]
         pattern = pattern_of(x[learn], is_class[learn])
         shuffled = shuffled_pattern(x[learn], is_class[learn], generator)
-        pairs = Pairs(k, x[mine[donors]], maps[mine[donors]], at.rows(donors), x[into], x[null], maps[null])
+        pairs = Pairs(k, x[mine[donors]], at.rows(donors), x[into], maps[mine[donors]], x[null], maps[null])
         seed = config.seed + 31 * k + side
         results.append(transplants(model, pairs, pattern, shuffled, seed, has_plain_edges(x)))
         scores[~learn] = pattern.score(x[~learn])
@@ -275,6 +363,10 @@ def metrics_of(c: ClassReliance, seed: int = 0) -> dict[str, Measure]:
     assert c.sameness is not None
     assert c.sameness_null is not None
     out["sameness"] = of_items(c.sameness, "down", null=float(c.sameness_null.mean()), seed=seed)
+    if c.sameness_early is not None and c.sameness_early_null is not None:
+        null = float(c.sameness_early_null.mean())
+        out["sameness_early"] = of_items(c.sameness_early, "down", null=null, seed=seed)
+    out["edge_distance"] = of_value(c.edge_distance, "none", n=c.n, null=c.edge_distance_null)
     out["place_entropy"] = of_value(c.place_entropy, "up", n=c.n, null=c.place_entropy_null)
     out["colour_leak"] = of_value(c.colour_leak, "down", n=c.n, null=0.5)
     out["spectrum_leak"] = of_value(c.spectrum_leak, "down", n=c.n, null=0.5)

@@ -78,9 +78,9 @@ class Pairs:
 
     label: int
     donors: Tensor
-    donor_heat: Tensor
     donor_boxes: Boxes
     receivers: Tensor
+    donor_heat: Tensor
     others: Tensor
     other_heat: Tensor
 
@@ -88,41 +88,46 @@ class Pairs:
 def transplants(
     predict: Predict, pairs: Pairs, pattern: Pattern, null_pattern: Pattern, seed: int, plain_edges: bool = False
 ) -> dict[str, Followed]:
-    """Return what followed for every kind of transplant: two passes per row, or per other row for whole images.
+    """Return what followed for every kind of transplant: of spots on every row, of the rest on every other row.
 
     ``pattern`` is measured on images that are not among the receivers; ``null_pattern`` the same of shuffled classes.
     Images with plain edges have no surroundings: what differs there is the object itself.
     """
     generator = torch.Generator().manual_seed(seed)
-    x, d, o = pairs.receivers, pairs.donors, pairs.others
+    followed = spots(predict, pairs, generator)
+    x, d, o = pairs.receivers[::2], pairs.donors[::2], pairs.others[::2]
     size = (x.shape[2], x.shape[3])
+    hot, hot_others = (hottest(heat[::2], REGION_SHARE) for heat in (pairs.donor_heat, pairs.other_heat))
+    masks = (frame_mask(size), 1 - middle_mask(size), pattern.mask)
+    ring, outside, strong = (mask.expand(len(x), 1, *size) for mask in masks)
+    given = {
+        "region": (combined(x, d, hot), combined(x, d, moved(hot, generator)), filled(x, hot, "blur")),
+        "frame": (combined(x, d, ring), combined(x, o, ring), filled(x, ring, "blur")),
+        "pattern": (pattern.given_to(x), null_pattern.given_to(x), filled(x, strong, "blur")),
+        "colour": (with_colours(x, d), with_colours(x, o)),
+        "spectrum": (with_texture(x, d, hot, generator), with_texture(x, o, hot_others, generator)),
+    }
+    if not plain_edges:
+        given["surroundings"] = (combined(x, d, outside), combined(x, o, outside), filled(x, outside, "blur"))
+    return followed | {name: _followed(predict, pairs.label, *images) for name, images in given.items()}
 
-    def followed(given: Tensor, null: Tensor, erased: Tensor | None = None) -> Followed:
-        hits = [(predict(i).argmax(1) == pairs.label).double().cpu() for i in (given, null, erased) if i is not None]
-        return Followed(*hits)
 
-    at = pairs.donor_boxes
+def spots(predict: Predict, pairs: Pairs, generator: torch.Generator) -> dict[str, Followed]:
+    """Return what followed the deciding boxes, pasted at another place and at the same place: five passes per row."""
+    x, d, at = pairs.receivers, pairs.donors, pairs.donor_boxes
+    size = (x.shape[2], x.shape[3])
     target = random_places(at, size, generator)
     elsewhere = random_places(at, size, generator, away=True)
-    region = hottest(pairs.donor_heat, REGION_SHARE)
-    local = {
-        "box": followed(pasted(x, d, at, target), pasted(x, d, elsewhere, target)),
-        "spot": followed(pasted(x, d, at, at), pasted(x, d, elsewhere, at), filled(x, at.masks(size), "blur")),
-        "region": followed(combined(x, d, region), combined(x, d, moved(region, generator)), filled(x, region, "blur")),
+    given = {
+        "box": (pasted(x, d, at, target), pasted(x, d, elsewhere, target)),
+        "spot": (pasted(x, d, at, at), pasted(x, d, elsewhere, at), filled(x, at.masks(size), "blur")),
     }
-    x, d, o = x[::2], d[::2], o[::2]
-    masks = (frame_mask(size), 1 - middle_mask(size), pattern.mask)
-    hot, hot_others = region[::2], hottest(pairs.other_heat[::2], REGION_SHARE)
-    ring, outside, strong = (mask.expand(len(x), 1, *size) for mask in masks)
-    if not plain_edges:
-        around = combined(x, d, outside), combined(x, o, outside), filled(x, outside, "blur")
-        local["surroundings"] = followed(*around)
-    return local | {
-        "frame": followed(combined(x, d, ring), combined(x, o, ring), filled(x, ring, "blur")),
-        "pattern": followed(pattern.given_to(x), null_pattern.given_to(x), filled(x, strong, "blur")),
-        "colour": followed(with_colours(x, d), with_colours(x, o)),
-        "spectrum": followed(with_texture(x, d, hot, generator), with_texture(x, o, hot_others, generator)),
-    }
+    return {name: _followed(predict, pairs.label, *images) for name, images in given.items()}
+
+
+def _followed(predict: Predict, label: int, *images: Tensor) -> Followed:
+    """Return which of the receivers with the transplant, the null and (if given) the fill alone become the class."""
+    return Followed(*((predict(x).argmax(1) == label).double().cpu() for x in images))
 
 
 def frame_mask(size: tuple[int, int]) -> Tensor:

@@ -11,7 +11,8 @@ from torch import nn
 from auditor import AuditConfig, Subject, audit, open_data
 from auditor.auditing.audit import Audit
 from auditor.auditing.images import Answers, answers
-from auditor.auditing.model_reliance import class_images, involved, reliance, share_inside, why_not
+from auditor.auditing.model_reliance import class_images, reliance, why_not
+from auditor.auditing.second_opinions import Passes, involved, share_inside
 from auditor.release.questions import believed, headline, reasons, to_look_at
 from auditor.reliance import Boxes, Finding
 from auditor.reports.audit_report import report_html
@@ -231,5 +232,7 @@ def test_concepts_are_named_when_their_heat_lies_in_the_boxes(tiny, tiny_npz):
     images = next(iter(open_data(tiny_npz).batches(tiny, 6))).images
     whole = Boxes(*(torch.full((6,), v) for v in (0, 0, *images.shape[2:])), heat=torch.ones(6))
     finding = Finding(0, "a", "found", 1.0, "box", rows=tuple(range(6)), boxes=whole)
-    assert involved(tiny, {"c": concepts}, images, finding) == []  # spread over the whole image is no spot
-    assert involved(tiny, {"c": concepts}, images, Finding(0, "a", "nothing", 0.0)) == []
+    assert (
+        involved(tiny, {"c": concepts}, images, finding, Passes(1e9, 0)) == []
+    )  # spread over the whole image is no spot
+    assert involved(tiny, {"c": concepts}, images, Finding(0, "a", "nothing", 0.0), Passes(1e9, 0)) == []

@@ -43,6 +43,7 @@ def test_the_table_shows_values_beside_their_null(gated):
     [
         (("--data", "/no/such"), "no such file or folder"),
         (("--data", DATA, "--card", "/no/such.toml"), "cannot be read"),
+        (("--data", DATA, "--regions", "/no/such"), "wanted a folder of masks, a COCO .json or a folder of VOC"),
     ],
 )
 def test_bad_input_is_one_line(cli, options, sentence):

@@ -12,6 +12,7 @@ from auditor.reliance.likeness import (
     context_sameness,
     crops,
     edge_distance,
+    feature_sameness,
     leak,
     likenesses,
     place_entropy,
@@ -128,3 +129,17 @@ def test_a_leak_is_cross_fitted():
     torch.manual_seed(0)
     values = [leak(torch.randn(40, 60), torch.arange(40) % 2 == 0, seed) for seed in range(8)]
     assert abs(sum(values) / len(values) - 0.5) < 0.15
+
+
+def test_boxes_that_a_layer_sees_alike_are_alike_at_any_scale_of_its_grid():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(12, 5, 10, 15, generator=generator)
+    mark = 3 * torch.randn(5, 4, 4, generator=generator)
+    top, left = torch.randint(0, 6, (12,), generator=generator), torch.randint(0, 11, (12,), generator=generator)
+    for i in range(12):
+        features[i, :, top[i] : top[i] + 4, left[i] : left[i] + 4] = mark
+    side = torch.full((12,), 16)
+    at = Boxes(4 * top, 4 * left, side, side, torch.ones(12))  # the image is four times the grid
+    elsewhere = Boxes((4 * top + 20) % 25, (4 * left + 30) % 45, side, side, torch.ones(12))
+    assert float(feature_sameness(features, at, (40, 60)).min()) > 0.95
+    assert float(feature_sameness(features, elsewhere, (40, 60)).mean()) < 0.6

@@ -5,7 +5,7 @@ import torch
 
 from auditor.errors import DataError
 from auditor.reliance.heat import Heat
-from auditor.reliance.measures import RelianceConfig, measure, metrics_of, sample_rows
+from auditor.reliance.measures import RelianceConfig, measure, metrics_of, sample_rows, second_look
 from tests.auditor.reliance.planted import BLOCK, SIZE, ReadsBlock, ReadsColour, ReadsNothing, images, subject
 
 CONFIG = RelianceConfig(images_per_class=20)
@@ -102,3 +102,24 @@ def test_sampling_is_even_over_classes_seeded_and_in_order():
     assert rows.tolist() == sorted(rows.tolist())
     assert torch.equal(rows, sample_rows(labels, 3, 10, 0))
     assert not torch.equal(rows, sample_rows(labels, 3, 10, 1))
+
+
+def test_a_second_look_with_the_same_heat_finds_the_same_and_costs_five_passes(in_place):
+    x, _ = images()
+    again, cost = second_look(subject(ReadsBlock()), x, in_place, 1, block_heat, CONFIG)
+    assert cost == 5 * again.n
+    assert again.n == 20
+    assert float(again.followed["spot"].hits.mean()) > 0.4
+    assert again.followed["frame"] is in_place.classes[1].followed["frame"]  # no heat has a say in that
+    assert again.hidden == ()
+    assert float(again.sameness.mean()) > 0.9
+
+
+def test_hidden_are_so_many_images_and_passes_stay_below_sixty_however_few_there_are():
+    for n in (20, 22, 44):
+        x, y = images(n)
+        result = measure(subject(ReadsBlock()), x, y, RelianceConfig(images_per_class=20))
+        marked = result.classes[1]
+        assert len(marked.hidden[0].still) == min(marked.n, 15)
+        assert result.passes_per_image <= 60
+        assert result.image_passes == result.passes_per_image * len(result.rows)

@@ -23,7 +23,7 @@ N, H, W = 24, 40, 48
 
 def pairs(donors, receivers, maps=None):
     maps = torch.ones(N, H, W) if maps is None else maps
-    return Pairs(1, donors, maps, boxes(maps), receivers, receivers.flip(0), torch.ones(N, H, W))
+    return Pairs(1, donors, boxes(maps), receivers, maps, receivers.flip(0), torch.ones(N, H, W))
 
 
 def says(score):
