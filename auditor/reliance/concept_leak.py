@@ -45,8 +45,8 @@ def areas(maps: Tensor) -> Tensor:
     """
     h = maps.double().clamp_min(0)
     share = h.sum(-1).square() / (h.shape[-1] * h.square().sum(-1)).clamp_min(1e-300)
-    seen = h.sum(-1) > 0
-    mean: Tensor = torch.where(seen, share, 0.0).sum(0) / seen.sum(0).clamp_min(1)
+    has_heat = h.sum(-1) > 0
+    mean: Tensor = torch.where(has_heat, share, 0.0).sum(0) / has_heat.sum(0).clamp_min(1)
     return mean
 
 

@@ -135,7 +135,8 @@ def _reasons(audit: Audit) -> str:
         heat = ", ".join([str(about["source"]), *about.get("sources", {})])
         parts.append(
             f"<p class='pale small'>Measured by hiding and transplanting on {esc(about['images'])}; deciding regions "
-            f"by {esc(heat)}; {about['passes_per_image']:.0f} passes of the model per image.</p>"
+            f"by {esc(heat)}; {about['passes_per_image']:.0f} passes per image, a gradient counted as three."
+            f"{' ' + esc(about['regions']) + '.' if about.get('regions') else ''}</p>"
         )
     return "".join(parts) + "</section>"
 

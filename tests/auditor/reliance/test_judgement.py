@@ -9,7 +9,7 @@ import torch
 
 from auditor.reliance import Boxes, ClassReliance, Finding, Reliance, RelianceConfig, judge, measure
 from auditor.reliance.hiding import Survival
-from auditor.reliance.judgement import NEEDED, discoveries, p_value, standard_error
+from auditor.reliance.judgement import NEEDED, discoveries, most_telling, p_value, standard_error
 from auditor.reliance.transplant import Followed
 from tests.auditor.reliance.planted import ReadsBlock, ReadsColour, images, subject
 from tests.auditor.reliance.test_measures import block_heat
@@ -166,3 +166,15 @@ def test_the_box_of_a_fixed_mark_is_widened_to_all_of_it():
     at = verdict(replace(c, divergence=divergence)).boxes
     assert (int(at.height[0]), int(at.width[0])) != (3, 4)
     assert int(at.width[0]) >= 10
+
+
+def test_the_share_to_speak_of_is_small_unless_a_larger_one_takes_much_more():
+    def hidden(share, *still):
+        return [
+            Survival(share, "blur", torch.tensor([s]).double(), torch.zeros(1), torch.ones(1).double(), torch.zeros(1))
+            for s in still
+        ]
+
+    assert most_telling([*hidden(0.03, 0.2, 0.2, 0.9), *hidden(0.10, 0.0)]) == (0.03, pytest.approx(0.2), 1.0)
+    assert most_telling([*hidden(0.03, 0.8), *hidden(0.10, 0.0)])[0] == 0.10
+    assert most_telling([]) == (0.0, 1.0, 1.0)
