@@ -1,29 +1,35 @@
 """Audit: all metrics of a subject and its explainers on given data, with intervals, null models and reasons.
 
 ``audit(subject, data, {"concepts": explainer})`` measures; the result is sealed JSON (any edit is found) and one page
-(see `auditor.reports.audit_report`). Parts that are finished are kept in a cache folder until the whole is.
+(see `auditor.reports.audit_report`). Parts that are finished are kept in a cache folder until the whole is. A caller
+may ask for some checks, some explainers or some time only: what is then missing is skipped with that reason.
 """
 
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from auditor.auditing.cache import AuditCache
 from auditor.auditing.case import Case, Effort
+from auditor.auditing.checks import ALWAYS, check_only, checked
+from auditor.auditing.cost import Cost, Meter
 from auditor.auditing.data_quality import data_quality
+from auditor.auditing.deadline import Deadline
 from auditor.auditing.explanation_quality import GROUPS, take
 from auditor.auditing.images import Answers, AuditImages, HeldOut, answers, choose, class_counts, held_out, shared
-from auditor.auditing.model_quality import model_metrics
+from auditor.auditing.model_quality import layer_names, layer_passes, model_metrics
 from auditor.auditing.model_reliance import not_measured, reliance
+from auditor.auditing.parts import Part, Runner, Say, Taken, unsaid
+from auditor.auditing.performance import NAMES as PERFORMANCE
 from auditor.auditing.performance import performance
 from auditor.auditing.pictures import finding_pictures, pictures
 from auditor.data.source import Data
@@ -34,11 +40,8 @@ from auditor.metrics.measure import Measure
 from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
 
-log = logging.getLogger(__name__)
-
 SCHEMA_VERSION = 1
-RELIANCE = "model: reliance"
-Part = Callable[[], dict[str, Measure]]  # takes some of the measures
+RELIANCE_PASSES = 60.0  # per image it measures on, all sources of heat together
 
 
 class AuditConfig(BaseModel):
@@ -55,6 +58,26 @@ class AuditConfig(BaseModel):
     reliance: bool = Field(default=True, description="Measure what each class hangs on, by interventions.")
     reliance_images: int = Field(default=400, ge=20, description="Images on which reliance is measured, at most.")
     regions: Path | None = Field(default=None, description="Masks, a COCO file or VOC files of the images' objects.")
+    checks: tuple[str, ...] = Field(default=(), description="The checks to take; none named: all.")
+    only: tuple[str, ...] = Field(default=(), description="The explainers to check; none named: all.")
+    budget_s: float | None = Field(default=None, gt=0, description="Seconds after which no further check is taken.")
+
+    @field_validator("checks")
+    @classmethod
+    def _in_order(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return checked(names) if names else ()
+
+    def left_out(self, check: str) -> str:
+        """Return why a check is not taken; empty when it is."""
+        if check == ALWAYS:
+            return ""
+        if self.checks and check not in self.checks:
+            return "the audit was asked for other checks (--checks)"
+        if check == "layers" and not self.layers:
+            return "the audit was asked to leave it out (layers=False)"
+        if check == "reliance" and not self.reliance:
+            return "the audit was asked to leave it out (--no-reliance)"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +96,8 @@ class Audit:
     seconds: float = 0.0
     command: str = ""
     reliance: dict[str, Any] | None = None  # None: made by a release that did not measure it
+    cost: list[dict[str, Any]] = field(default_factory=list)  # of every check: passes per image, seconds
+    not_measured: dict[str, str] = field(default_factory=dict)  # a check, or "check of explainer" -> why
     pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     finding_pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -91,7 +116,10 @@ class Audit:
             "time": self.time,
             "seconds": self.seconds,
             "command": self.command,
-            **({} if self.reliance is None else {"reliance": self.reliance}),  # old audits keep their digest
+            # audits of earlier releases keep their digest
+            **({} if self.reliance is None else {"reliance": self.reliance}),
+            **({"cost": self.cost} if self.cost else {}),
+            **({"not_measured": self.not_measured} if self.not_measured else {}),
         }
 
     def sealed(self) -> bytes:
@@ -117,6 +145,7 @@ class Audit:
             parts = {k: document[k] for k in ("model", "data", "seed", "explainers", "config", "versions", "card")}
             metrics = {name: Measure.from_json(entry) for name, entry in document["metrics"].items()}
             rest = {k: document[k] for k in ("time", "seconds", "command")} | {"reliance": document.get("reliance")}
+            rest |= {"cost": list(document.get("cost", ())), "not_measured": dict(document.get("not_measured", {}))}
         except (KeyError, TypeError, AttributeError) as error:
             raise TamperError(f"{where} is not an audit of mlflow-auditor ({error} is missing or odd).") from None
         return cls(metrics=metrics, **parts, **rest)
@@ -131,33 +160,34 @@ def audit(
     broken: Mapping[str, str] | None = None,
     cache: Path | None = None,
     progress: Progress = silent,
+    say: Say = unsaid,
     command: str = "",
 ) -> Audit:
     """Measure a subject and its explainers on data: ``audit(subject, data, {"concepts": concepts}).metrics``.
 
     ``broken`` names explainers that did not verify, with the reason: they count as failed. ``cache`` is a folder in
-    which finished parts wait for an interrupted audit to be run again.
+    which finished parts wait for an interrupted audit to be run again. ``say`` gets one line per check before it
+    starts: how many forward passes it may take.
     """
-    explainers, config, broken = dict(explainers or {}), config or AuditConfig(), dict(broken or {})
+    attached, config, broken = dict(explainers or {}), config or AuditConfig(), dict(broken or {})
+    check_only(config.only, {*attached, *broken})
+    explainers = {name: e for name, e in sorted(attached.items()) if not config.only or name in config.only}
+    meter, deadline = Meter(), Deadline(config.budget_s)
     began = time.monotonic()
-    said = answers(subject, data, batch_size=config.batch_size, progress=progress)
-    held = {name: held_out(e, data, len(said.ids)) for name, e in sorted(explainers.items())}
-    chosen = choose(subject, data, said, held, config.images, config.batch_size)
-    parts: list[tuple[str, Part]] = []
-    if config.layers:
-        parts.append(("model: layers", lambda: _layers(subject, chosen, config, progress)))
-    # after the layers: what is measured on all of the data replaces what was measured on the chosen images
-    parts.append(("model: performance", lambda: _prefixed("model", performance(subject, said, seed=config.seed))))
-    for name, explainer in sorted(explainers.items()):
-        effort = Effort.of(explainer, config.images, config.refits, config.slow_images)
-        case = Case(subject, explainer, chosen, data, effort, config.seed, _named(name, progress))
-        parts += [(f"{name}: {group}", _part(name, group, case)) for group in GROUPS]
-    store = _cache(cache, subject, data, explainers, config)
-    metrics = _measured(parts, store, progress)
-    relied, about = _reliance(subject, data, said, explainers, config, store, progress)
-    store.clear()
-    metrics |= relied
-    for name in explainers:
+    with meter.on(subject.module):
+        said = answers(subject, data, batch_size=config.batch_size, progress=progress)
+        per_pass = (time.monotonic() - began) / max(1, meter.images)
+        held = {name: held_out(e, data, len(said.ids)) for name, e in explainers.items()}
+        chosen = choose(subject, data, said, held, config.images, config.batch_size)
+        watched = deadline.watching(progress)
+        store = _cache(cache, subject, data, explainers, config)
+        runner = Runner(store, meter, deadline, progress, say, per_pass)
+        work = _Work(subject, data, said, chosen, explainers, config, watched)
+        runner.run([*work.parts(), *_not_asked(attached, explainers)])
+    if not any(deadline.reason == reason for reason in runner.missing.values()):
+        store.clear()
+    metrics, about = runner.metrics, runner.records["reliance"]
+    for name in attached:
         metrics[f"explainer/{name}/verified"] = Measure(1.0, direction="up")
     for name, reason in broken.items():
         metrics[f"explainer/{name}/verified"] = Measure(0.0, direction="up", status="failed", reason=reason)
@@ -166,7 +196,7 @@ def audit(
         data=_about_data(subject, data, said, explainers, held, chosen),
         seed=config.seed,
         metrics=metrics,
-        explainers={name: _about(e, held[name]) for name, e in sorted(explainers.items())}
+        explainers={name: _about(e, held.get(name)) for name, e in sorted(attached.items())}
         | {name: {"problem": reason} for name, reason in broken.items()},
         config=config.model_dump(mode="json"),
         versions=_versions(),
@@ -174,71 +204,125 @@ def audit(
         seconds=round(time.monotonic() - began, 1),
         command=command,
         reliance=about,
+        cost=[cost.to_json() for cost in runner.costs],
+        not_measured=dict(runner.missing),
         pictures=pictures(subject, explainers, chosen, config.slow_images),
         finding_pictures=finding_pictures(subject, data, about["findings"]),
     )
 
 
-def _reliance(
-    subject: Subject,
-    data: Data,
-    said: Answers,
-    explainers: Mapping[str, Explainer],
-    config: AuditConfig,
-    cache: AuditCache,
-    progress: Progress,
-) -> tuple[dict[str, Measure], dict[str, Any]]:
-    """Return metrics and findings of reliance, from the cache where an interrupted audit had finished them."""
-    if not config.reliance:
-        return not_measured("the audit was asked to leave it out (--no-reliance)")
-    finished = cache.get(RELIANCE), cache.record(RELIANCE)
-    if finished[0] is not None and finished[1] is not None:
-        return finished[0], finished[1]
-    metrics, about = reliance(
-        subject,
-        data,
-        said,
-        explainers,
-        n_images=config.reliance_images,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        regions=config.regions,
-        progress=progress,
-    )
-    cache.put(RELIANCE, metrics, about)
-    return metrics, about
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What every part of one audit measures on."""
+
+    subject: Subject
+    data: Data
+    said: Answers
+    chosen: AuditImages
+    explainers: Mapping[str, Explainer]
+    config: AuditConfig
+    progress: Progress
+
+    def parts(self) -> list[Part]:
+        """Return every check, those that were not asked for included: the ones that say most for their time first."""
+        groups = [self._of_explainers(check) for check in GROUPS] if self.explainers else []
+        return [self._performance(), *groups, self._reliance(), self._layers()]
+
+    def _of_explainers(self, check: str) -> Part:
+        group, cases = GROUPS[check], self._cases
+        passes = [group.passes(case) for case in cases.values()]
+        budget = sum(p for p in passes if p is not None) if None not in passes else None
+        note = "" if budget is not None else "every explainer is fitted again, so its passes are not known beforehand"
+        cost = Cost(check, tuple(cases), len(self.chosen), budget, note=note)
+
+        def taken(name: str) -> Taken:
+            return Taken(_prefixed(f"explainer/{name}", take(check, cases[name])))
+
+        return Part(cost, taken, group.names, self.config.left_out(check))
+
+    @cached_property
+    def _cases(self) -> dict[str, Case]:
+        c = self.config
+        return {
+            name: Case(
+                self.subject,
+                explainer,
+                self.chosen,
+                self.data,
+                Effort.of(explainer, c.images, c.refits, c.slow_images),
+                c.seed,
+                _named(name, self.progress),
+            )
+            for name, explainer in self.explainers.items()
+        }
+
+    def _performance(self) -> Part:
+        cost = Cost("performance", (), len(self.said.ids), 0.0)  # of the one pass that has been made already
+        names = {name: "down" if name in ("nll", "ece") else "up" for name in sorted(PERFORMANCE)}
+        measures = performance(self.subject, self.said, seed=self.config.seed)
+        return Part(cost, lambda _: Taken(_prefixed("model", measures)), names)  # type: ignore[arg-type]
+
+    def _layers(self) -> Part:
+        labels = self.chosen.labels if bool((self.chosen.labels >= 0).all()) else None
+
+        def taken(_: str) -> Taken:
+            images, seed = self.chosen.images, self.config.seed
+            measures = model_metrics(self.subject, images, labels, seed=seed, progress=self.progress)
+            # what was measured on all of the data counts, not what was measured on the chosen images
+            return Taken({k: m for k, m in measures.items() if k.removeprefix("model/") not in PERFORMANCE})
+
+        cost = Cost("layers", (), len(self.chosen), layer_passes(self.subject, len(self.chosen)))
+        return Part(cost, taken, layer_names(self.subject), self.config.left_out("layers"))
+
+    def _reliance(self) -> Part:
+        def taken(_: str) -> Taken:
+            metrics, about = reliance(
+                self.subject,
+                self.data,
+                self.said,
+                self.explainers,
+                n_images=self.config.reliance_images,
+                seed=self.config.seed,
+                batch_size=self.config.batch_size,
+                regions=self.config.regions,
+                progress=self.progress,
+            )
+            return Taken(metrics, about)
+
+        cost = Cost("reliance", (), min(len(self.said.ids), self.config.reliance_images), RELIANCE_PASSES)
+        left_out = self.config.left_out("reliance")
+        return Part(cost, taken, {}, left_out, missing=lambda reason: Taken(*not_measured(reason)))
+
+
+def _not_asked(attached: Mapping[str, Explainer], asked: Mapping[str, Explainer]) -> list[Part]:
+    """Return every check of the explainers that were not asked for, as left out."""
+    rest = tuple(sorted(set(attached) - set(asked)))
+    reason = "the audit was asked for other explainers (--only)"
+
+    def never(owner: str) -> Taken:
+        raise AssertionError(f"{owner} was left out")
+
+    return [Part(Cost(check, rest, 0, 0.0), never, GROUPS[check].names, reason) for check in GROUPS] if rest else []
 
 
 def _cache(
     folder: Path | None, subject: Subject, data: Data, explainers: Mapping[str, Explainer], config: AuditConfig
 ) -> AuditCache:
-    """Return the cache of this very audit; without a folder where an explainer was never saved and has no digest."""
+    """Return the cache of this very audit; without a folder where an explainer was never saved and has no digest.
+
+    Which checks were asked for, and in what time, is no part of its name: another command goes on where one stopped.
+    """
+    asked = {"checks", "budget_s", "layers", "reliance", "only"}
     return AuditCache(
         folder if all(e.digest_ for e in explainers.values()) else None,
         {
             "model": subject.digest,
             "data": data.digest + data.labels_digest,
             "explainers": {name: e.digest_ for name, e in sorted(explainers.items())},
-            "config": config.model_dump(mode="json"),
+            "config": config.model_dump(mode="json", exclude=asked),
             "versions": _versions(),
         },
     )
-
-
-def _measured(parts: list[tuple[str, Part]], cache: AuditCache, progress: Progress) -> dict[str, Measure]:
-    """Take every part that is not in the cache; of metrics that two parts give the later counts."""
-    metrics: dict[str, Measure] = {}
-    progress("audit", 0, len(parts))
-    for k, (name, take_part) in enumerate(parts):
-        values = cache.get(name)
-        if values is None:
-            started = time.monotonic()
-            values = take_part()
-            cache.put(name, values)
-            log.info("%s: %d metrics in %.1f s", name, len(values), time.monotonic() - started)
-        metrics |= values
-        progress("audit", k + 1, len(parts))
-    return metrics
 
 
 def _about_data(
@@ -276,10 +360,6 @@ def _about_model(subject: Subject) -> dict[str, Any]:
     }
 
 
-def _part(name: str, group: str, case: Case) -> Part:
-    return lambda: _prefixed(f"explainer/{name}", take(group, case))
-
-
 def _prefixed(prefix: str, metrics: Mapping[str, Measure]) -> dict[str, Measure]:
     return {f"{prefix}/{name}": measure for name, measure in metrics.items()}
 
@@ -291,19 +371,14 @@ def _named(name: str, progress: Progress) -> Progress:
     return report
 
 
-def _layers(subject: Subject, chosen: AuditImages, config: AuditConfig, progress: Progress) -> dict[str, Measure]:
-    """Return what `auditor.auditing.model_quality` says of the model and its layers."""
-    labels = chosen.labels if bool((chosen.labels >= 0).all()) else None
-    return dict(model_metrics(subject, chosen.images, labels, seed=config.seed, progress=progress))
-
-
-def _about(explainer: Explainer, held: HeldOut) -> dict[str, Any]:
+def _about(explainer: Explainer, held: HeldOut | None) -> dict[str, Any]:
+    """Return what the audit's JSON says of an explainer; without ``held_out`` where it was not asked for."""
     return {
         "kind": explainer.kind,
         "digest": explainer.digest_,
         "layer": explainer.layer_,
         "target": explainer.config.target,
         "fitted_on": explainer.data_digest_,
-        "held_out": held.to_json(),
+        **({} if held is None else {"held_out": held.to_json()}),
         "metrics": {k: float(v) for k, v in explainer.metrics.items()},
     }

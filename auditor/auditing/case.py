@@ -39,6 +39,10 @@ class Effort:
     radius: float = 0.02
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to ``explain``
 
+    def share(self, n: int) -> float:
+        """Return ``n`` images as a share of all of them."""
+        return min(n, self.images) / max(1, self.images)
+
     @classmethod
     def of(cls, explainer: Explainer, images: int, refits: int, slow_images: int) -> Effort:
         """Return the usual effort; less for kinds that search per image, or that trace the model for each class."""

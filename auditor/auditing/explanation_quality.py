@@ -44,6 +44,7 @@ from auditor.subject.outputs import Output
 CELLS = 8  # per side of the grid that pixel flipping works on, at most
 FLIP_CHUNK = 64  # images per forward pass: more only costs memory
 LOCALITY_SIDE = 16
+EXPLAINING = 3.0  # forward passes that one explanation takes at most, gradients through upper layers included
 MAX_GAP = 1e-4  # what docs/design.md promises of every explanation
 FAITHFULNESS: Mapping[str, Direction] = {
     "f_cls": "up",
@@ -205,21 +206,53 @@ def shape_of_maps(case: Case) -> dict[str, Measure]:
     return results
 
 
+def no_passes(case: Case) -> float | None:
+    """Return the budget of a check that reads what other checks have computed."""
+    return 0.0
+
+
+def _faithfulness_passes(case: Case) -> float | None:
+    return None if case.explainer.searches else EXPLAINING + 1
+
+
+def _flip_passes(case: Case) -> float | None:
+    e = case.effort
+    return e.share(e.flip_images) * 3 * (1 + e.flip_draws * (e.flip_steps + 1))
+
+
+def _noise_passes(case: Case) -> float | None:
+    e = case.effort
+    return None if case.explainer.searches else e.share(e.noise_images) * e.noise_samples * EXPLAINING
+
+
+def _randomisation_passes(case: Case) -> float | None:
+    e = case.effort
+    return None if case.explainer.searches else e.share(e.random_images) * e.random_stages * EXPLAINING
+
+
+def _basis_passes(case: Case) -> float | None:
+    return None if case.effort.refits else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Measures taken together: the function, and the names it gives with the direction that is better."""
+    """Measures taken together: the function, the names it gives with the direction that is better, and its budget.
+
+    ``passes`` gives the forward passes per chosen image that it takes at most; None: not known beforehand.
+    """
 
     take: Callable[[Case], dict[str, Measure]]
     names: Mapping[str, Direction]
+    passes: Callable[[Case], float | None] = no_passes
 
 
 GROUPS: Mapping[str, Group] = {
-    "faithfulness": Group(faithfulness, FAITHFULNESS),
-    "pixel flipping": Group(flips, FLIPS),
-    "noise": Group(noise, {"noise_c2": "down", "noise_similarity": "up"}),
+    "faithfulness": Group(faithfulness, FAITHFULNESS, _faithfulness_passes),
+    "flipping": Group(flips, FLIPS, _flip_passes),
+    "randomisation": Group(randomisation, {"randomisation": "down"}, _randomisation_passes),
+    "noise": Group(noise, {"noise_c2": "down", "noise_similarity": "up"}, _noise_passes),
     "heatmaps": Group(shape_of_maps, {"orthogonality": "down", "locality": "down"}),
-    "randomisation": Group(randomisation, {"randomisation": "down"}),
-    "basis": Group(basis, {"basis_stability": "up"}),
+    "basis": Group(basis, {"basis_stability": "up"}, _basis_passes),
 }
 
 NAMES = frozenset(name for group in GROUPS.values() for name in group.names) | {"verified"}

@@ -24,6 +24,13 @@ from auditor.commands.group import (
 
 if TYPE_CHECKING:
     from auditor.auditing.audit import Audit
+    from auditor.progress import Progress
+
+CHECKS = (  # as in auditor.auditing.checks, which would load torch for --help
+    *("performance", "layers", "reliance"),
+    *("faithfulness", "flipping", "randomisation", "noise", "heatmaps", "basis"),
+)
+UNFINISHED = "nothing was stored; the same command goes on from the parts that were finished"
 
 
 @auditor.command(
@@ -48,12 +55,15 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Masks of objects or parts (folder), COCO .json or folder of VOC .xml: how much of the heat lies on them.",
 )
+@click.option("--only", multiple=True, metavar="EXPLAINER", help="Check this explainer only; may be repeated.")
+@click.option("--checks", metavar="NAMES", help=f"Take these checks only, with commas between: {', '.join(CHECKS)}.")
+@click.option("--budget", metavar="TIME", help="Start no check after this time (5m, 90s) and end the one that runs.")
 @click.option("--no-store", is_flag=True, help="Do not store the audit with the version.")
 @FRESH
 @SEED
 @PICKLE
 @JSON
-@reports_errors("nothing was stored; the same command goes on from the parts that were finished")
+@reports_errors(UNFINISHED)
 def audit(
     model: str,
     data: str,
@@ -66,40 +76,58 @@ def audit(
     limit: int | None,
     no_reliance: bool,
     regions: Path | None,
+    only: tuple[str, ...],
+    checks: str | None,
+    budget: str | None,
     no_store: bool,
     fresh: bool,
     seed: int,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Measure MODEL and every explainer attached to it on DATA; store the audit with the version."""
+    """Measure MODEL and every explainer attached to it on DATA; store the audit with the version.
+
+    With --only, --checks or --budget the audit is a partial one: what it leaves out is skipped and passes no gate.
+    """
     from auditor.auditing.audit import AuditConfig
-    from auditor.commands.terminal import Bar, as_text, command_line, say
+    from auditor.auditing.checks import parse_checks, parse_duration
+    from auditor.commands.terminal import Bar, command_line
     from auditor.data.source import open_data
     from auditor.plugins import run_audit
     from auditor.release.model_card import read_card
     from auditor.reliance.annotations import check_path
-    from auditor.reports.audit_report import write_report
 
     if regions is not None:
         check_path(regions)
     if fresh:
         now_holds("nothing was stored")  # finished parts are not kept then
+    parts: dict[str, Any] = {"seed": seed, "images": images, "refits": refits, "only": only}
+    parts["checks"] = () if checks is None else parse_checks(checks)
+    budget_s = None if budget is None else parse_duration(budget)
     given = read_card(card) if card is not None else None
     source = open_data(data, limit=limit, seed=seed, labels=labels)
     with Bar() as bar:
         result = run_audit(
             model,
             source,
-            config=AuditConfig(seed=seed, images=images, refits=refits, reliance=not no_reliance, regions=regions),
+            config=AuditConfig(reliance=not no_reliance, regions=regions, budget_s=budget_s, **parts),
             card=given,
             store=not no_store,
             fresh=fresh,
             allow_pickle=allow_pickle or None,
-            progress=bar,
+            progress=bar if fresh else _counting(bar),
+            say=bar.say,
             command=command_line(),
         )
     now_holds("the audit is " + ("not stored" if no_store else "stored") + ", the files asked for may be missing")
+    _give(result, report, out, as_json)
+
+
+def _give(result: Audit, report: Path | None, out: Path | None, as_json: bool) -> None:
+    """Write the files that were asked for, and print the audit."""
+    from auditor.commands.terminal import as_text, say
+    from auditor.reports.audit_report import write_report
+
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(result.sealed())
@@ -112,6 +140,19 @@ def audit(
     for what, path in (("page", report), ("audit", out)):
         if path is not None:
             say(f"{what} in {path}")
+
+
+def _counting(progress: Progress) -> Progress:
+    """Return the progress that keeps for Ctrl-C how many parts are finished."""
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        if stage == "audit" and done:
+            now_holds(
+                f"nothing was stored; {done} of {total} parts are finished, and the same command goes on from them"
+            )
+        progress(stage, done, total)
+
+    return report
 
 
 def _verdict(result: Audit) -> dict[str, Any]:
@@ -147,6 +188,7 @@ def _is_shown(name: str) -> bool:
 
 
 def _show(result: Audit) -> None:
+    from auditor.auditing.cost import cost_sentence
     from auditor.auditing.data_quality import sentences as data_sentences
     from auditor.auditing.images import held_out_words
     from auditor.commands.terminal import say, table
@@ -179,6 +221,8 @@ def _show(result: Audit) -> None:
         f"explained: {result.data['explained']}"
         + (f"; data: {result.data['sample']}" if "limit" in result.data else "")
     )
+    if result.cost:
+        say(f"time: {cost_sentence(result.cost)}")
     say(
         f"{len(result.metrics)} metrics ({rest} of single layers and classes not shown), {failed} failed, "
         f"{skipped} skipped; {result.data['n']} images, {result.seconds:.0f} s, audit {result.digest[:12]}"

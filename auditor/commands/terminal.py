@@ -1,4 +1,4 @@
-"""The terminal: progress bars on a terminal and none in a pipe, tables, one-line notes, and parsing of small values."""
+"""The terminal: progress bars on a terminal, lines in a pipe, tables, one-line notes, and parsing of small values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import logging
 import os
 import shlex
 import sys
+import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import click
 
 from auditor.errors import OptionError
+
+LINE_EVERY_S = 10.0  # between two lines of progress in a pipe
 
 
 def say(*lines: str) -> None:
@@ -61,11 +64,15 @@ def set_up_logging(verbose: bool) -> None:
 
 
 class Bar:
-    """A progress bar per stage on a terminal; silent elsewhere. Call it with (stage, done, total)."""
+    """A progress bar per stage on a terminal; elsewhere a line now and then. Call it with (stage, done, total).
 
-    def __init__(self) -> None:
+    Elsewhere a stage that takes seconds says at intervals how far it is, so that a log shows that work goes on.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
+        self._clock, self._began, self._said = clock, clock(), clock()
 
     def __enter__(self) -> Bar:
         if sys.stderr.isatty():
@@ -84,10 +91,22 @@ class Bar:
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         """Move the bar of a stage."""
         if self._progress is None:
+            now = self._clock()
+            if now - self._said >= LINE_EVERY_S:
+                self._said = now
+                of = "" if total is None else f" of {total}"
+                note(f"auditor: {stage}: {done}{of}, {now - self._began:.0f} s")
             return
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total)
         self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def say(self, line: str) -> None:
+        """Print one line above the bars, or to standard error where there are none."""
+        if self._progress is None:
+            note(f"auditor: {line}")
+        else:
+            self._progress.console.print(line, markup=False, highlight=False)
 
 
 @contextmanager

@@ -67,6 +67,12 @@ def _explainer(audit: Audit, name: str) -> Iterator[Finding]:
         m = audit.metrics.get(f"explainer/{name}/{metric}")
         return m if m is not None and m.status == "passed" else None
 
+    left_out = {
+        k.removesuffix(f" of {name}"): why for k, why in audit.not_measured.items() if k.endswith(f" of {name}")
+    }
+    for reason in dict.fromkeys(left_out.values()):
+        checks = ", ".join(check for check, why in left_out.items() if why == reason)
+        yield Finding("warn", f"Not checked: {checks}; {reason}.", name)
     if audit.explainers[name].get("held_out", {}).get("known_from") == "guess":
         text = "Some audited images may be ones it was fitted on: it has no record of them. Fit it again."
         yield Finding("warn", text, name)
@@ -74,7 +80,7 @@ def _explainer(audit: Audit, name: str) -> Iterator[Finding]:
         m = audit.metrics.get(f"explainer/{name}/{metric}")
         if m is not None and m.status == "failed":
             yield Finding("bad", f"The check {metric} failed: {m.reason}.", name)
-        elif m is not None and m.status == "skipped" and metric == "randomisation":
+        elif m is not None and m.status == "skipped" and metric == "randomisation" not in left_out:
             yield Finding("warn", f"Whether it depends on the model was not checked: {m.reason}.", name)
     if m := get("randomisation"):
         if m.value > CHANGED:

@@ -65,7 +65,35 @@ def reasons(audit: Audit) -> Answer:
 
 
 def headline(audit: Audit) -> tuple[Level, str]:
-    """Return the worse of the two answers, and a line that says which of them it is."""
+    """Return the worse of the two answers, and a line that says which of them it is; of a partial audit, that too."""
+    level, text = _worse(audit)
+    if not audit.not_measured:
+        return level, text
+    if level == "good":
+        level, text = "warn", "What was measured holds"
+    return level, f"{text}. This is a partial audit, not measured: {not_measured(audit)}"
+
+
+def not_measured(audit: Audit) -> str:
+    """Return what was left out of a partial audit; a check that was left out for every explainer is named alone.
+
+    >>> from types import SimpleNamespace
+    >>> not_measured(SimpleNamespace(not_measured={"noise of a": "", "noise of b": "", "basis of b": "", "layers": ""},
+    ...                              explainers={"a": {}, "b": {}}))
+    'noise, basis of b, layers'
+    """
+    owners: dict[str, list[str]] = {}
+    for entry in audit.not_measured:
+        check, _, owner = entry.partition(" of ")
+        owners.setdefault(check, []).append(owner)
+    good = [name for name, info in audit.explainers.items() if not info.get("problem")]
+    return ", ".join(
+        check if names == [""] or set(names) >= set(good) else f"{check} of {_list(names)}"
+        for check, names in owners.items()
+    )
+
+
+def _worse(audit: Audit) -> tuple[Level, str]:
     why, trust = reasons(audit), believed(audit)
     if why.level == "good" and trust.level == "good":
         return "good", "The explanations hold, and no class was found to hang on one thing alone"

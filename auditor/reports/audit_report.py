@@ -68,6 +68,7 @@ def report_html(audit: Audit, gate: Gate | None = None) -> str:
         _model(audit),
         _layers(audit),
         _not_measured(audit),
+        _cost(audit),
         _card(audit),
         _reproduce(audit),
     ]
@@ -402,6 +403,26 @@ def _not_measured(audit: Audit) -> str:
     return (
         "<h2>What was not measured</h2><p class='pale'>A measure that failed or was skipped never passes a gate.</p>"
         f"<table><thead><tr><th></th><th>measure</th><th>why</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+def _cost(audit: Audit) -> str:
+    """Say where the time went: forward passes per image and seconds of every check."""
+    if not audit.cost:
+        return ""
+    rows = "".join(
+        f"<tr><td>{esc(c['check'])}</td><td>{esc(', '.join(c['explainers']))}</td><td class='num'>{c['images']}</td>"
+        f"<td class='num'>{number(c['passes_per_image_at_most'])}</td>"
+        f"<td class='num'>{number(c['passes_per_image'])}</td>"
+        f"<td class='num'>{c['seconds']:.1f}</td><td class='small'>{esc(c['note'])}</td></tr>"
+        for c in audit.cost
+    )
+    return (
+        "<h2>Where the time went</h2><p class='pale'>Forward passes of the model for every image that a check measured "
+        "on: how many it was allowed, and how many it took. Gradients and runs of single layers are in the seconds.</p>"
+        "<div class='scroll'><table><thead><tr><th>check</th><th>explainers</th><th class='num'>images</th>"
+        "<th class='num'>at most</th><th class='num'>passes</th><th class='num'>seconds</th><th></th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
     )
 
 

@@ -39,7 +39,8 @@ SAMPLES = 4
 POWER_STEPS = 20
 MOST_IMAGES = 64
 BUDGET = 6e11  # multiplications spent on one model
-NULL_IMAGES = 4
+NULL_IMAGES = 2
+PASSES = POWER_STEPS * 2 * 5  # of one image, gradients counted as the forward passes they cost
 NULL_CERTIFIED = 2e8  # multiplications of a forward pass up to which the null model is certified too
 
 
@@ -53,17 +54,25 @@ class Constants:
     c2_local: Tensor
 
 
+def images_within(budget: float, cost: int, n: int) -> int:
+    """Return on how many of ``n`` images the constants are taken when a pass of one costs so many multiplications."""
+    return int(min(MOST_IMAGES, n, max(2, budget // (cost * PASSES + 1))))
+
+
 def model_stability(
-    subject: Subject, images: Tensor, *, seed: int = 0, progress: Progress = silent
+    subject: Subject, images: Tensor, *, seed: int = 0, budget: float = BUDGET, progress: Progress = silent
 ) -> dict[str, Measure]:
-    """Return the six measures by name; ``per_image`` has the largest ratio at each image."""
+    """Return the six measures by name; ``per_image`` has the largest ratio at each image.
+
+    ``budget`` is how many multiplications may be spent; it decides on how many images.
+    """
     try:
         layers = weight_layers(graph_of(subject))
         top = last_hidden(subject, layers)
     except AuditError as error:
         return {name: skipped(str(error), "down") for name in NAMES}
     cost = multiplications(layers)
-    n = int(min(MOST_IMAGES, len(images), max(2, BUDGET // (cost * POWER_STEPS * 2 * 5 + 1))))
+    n = images_within(budget, cost, len(images))
     if not len(images):
         return {name: skipped("there are no images", "down") for name in NAMES}
     progress("stability", 0, 3)

@@ -26,7 +26,7 @@ from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import AuditTag, GateTag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from auditor.auditing.audit import Audit, AuditConfig
     from auditor.data.source import Data
@@ -50,16 +50,19 @@ def run_audit(
     fresh: bool = False,
     allow_pickle: bool | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], object] | None = None,
     command: str = "",
     subject: Subject | None = None,
 ) -> Audit:
     """Audit a model and everything attached to it, log the metrics, and store the audit with the version.
 
     An explainer that does not verify is part of the audit, as failed. A model that is not registered is audited too,
-    but there is nowhere to store the result. ``fresh`` forgets what an interrupted audit has finished.
+    but there is nowhere to store the result. ``fresh`` forgets what an interrupted audit has finished. ``say`` gets
+    the budget of each check before it starts.
     """
     from auditor.auditing.audit import audit
     from auditor.auditing.cache import default_folder
+    from auditor.auditing.parts import unsaid
     from auditor.data.source import open_data
     from auditor.progress import silent
     from auditor.release.model_card import fill
@@ -76,6 +79,7 @@ def run_audit(
         broken=broken,
         cache=None if fresh else default_folder(),
         progress=progress or silent,
+        say=say or unsaid,
         command=command,
     )
     from_registry = _card_of(version)

@@ -68,7 +68,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(tiny, tiny_npz, tmp_path,
     monkeypatch.setattr(module, "take", counted)
 
     def stop(stage, done, total):
-        if stage == "audit" and done == 5:
+        if stage == "audit" and done == 4:
             raise KeyboardInterrupt
 
     def run(progress=lambda *_: None, cache=tmp_path / "cache"):
@@ -96,3 +96,80 @@ def test_other_seeds_move_little_and_look_at_the_same_images(tiny, tiny_npz):
     a, b = (auditor.audit(tiny, data, {"c": concepts}, AuditConfig(images=20, seed=s)).metrics for s in (0, 7))
     assert a["explainer/c/f_reg"].per_image == b["explainer/c/f_reg"].per_image
     assert a["explainer/c/flip_area"].per_image != b["explainer/c/flip_area"].per_image
+
+
+@pytest.fixture
+def two_concepts(tiny, tiny_npz, tmp_path):
+    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=30), rank=2, refits=1)
+    concepts.save(tmp_path / "concepts")
+    return {"a": concepts, "b": concepts}
+
+
+def test_a_partial_audit_never_looks_like_a_whole_one(tiny, tiny_npz, two_concepts):
+    from auditor.release.gate import judge
+    from auditor.release.policy import parse_policy
+    from auditor.release.questions import believed, headline, reasons
+    from auditor.reports.audit_report import report_html
+
+    config = AuditConfig(images=20, checks=("faithfulness", "noise"), only=("a",))
+    part = auditor.audit(tiny, open_data(tiny_npz), two_concepts, config)
+    taken = {name for name, m in part.metrics.items() if m.status == "passed"}
+    assert {"explainer/a/f_reg", "explainer/a/noise_c2", "explainer/a/verified", "explainer/b/verified"} <= taken
+    whole = set(GROUPS["flipping"].names) | set(GROUPS["randomisation"].names)
+    assert all(part.metrics[f"explainer/a/{name}"].status == "skipped" for name in whole)
+    assert all("--checks" in part.metrics[f"explainer/a/{name}"].reason for name in whole)
+    assert all("--only" in part.metrics[f"explainer/b/{name}"].reason for name in NAMES - {"verified"})
+    assert part.metrics["model/c1_local"].status == part.metrics["model/reliance/found"].status == "skipped"
+    assert part.explainers["b"]["digest"] == two_concepts["b"].digest_  # so that the audit is not called stale
+    level, text = headline(part)
+    assert level != "good"
+    assert "partial audit, not measured: " in text
+    assert all(word in text for word in ("flipping", "faithfulness of b", "reliance", "layers"))
+    assert believed(part).level != "good"
+    assert "Not checked: flipping" in " ".join(f.text for f in believed(part).sentences)
+    assert reasons(part).level != "good"
+    assert "partial audit" in report_html(part)
+    assert Audit.from_json(part.sealed()).not_measured == part.not_measured
+    gate = judge(
+        part, parse_policy('[limits]\n"explainer/a/flip_gain" = {min = -9}\n"explainer/b/f_cls" = {min = 0}', "p")
+    )
+    assert gate.verdict == "fail"
+    assert gate.failed == ["explainer/a/flip_gain", "explainer/b/f_cls"]
+    assert "skipped in the audit" in gate.checks[0].reason
+
+
+def test_the_budget_in_passes_is_said_first_and_kept(tiny, tiny_npz, two_concepts):
+    lines = []
+    found = auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20), say=lines.append)
+    assert not found.not_measured
+    by_check = {c["check"]: c for c in found.cost}
+    assert set(by_check) == {"performance", "reliance", "layers", *GROUPS}
+    for check, c in by_check.items():
+        assert c["passes_per_image"] <= c["passes_per_image_at_most"], check
+        assert any(line.startswith(check) and "at most" in line for line in lines), check
+    assert by_check["faithfulness"]["explainers"] == ["a", "b"]
+    assert by_check["flipping"]["passes_per_image"] > 1
+
+
+def test_a_budget_that_is_over_leaves_the_rest_for_the_next_command(tiny, tiny_npz, two_concepts, tmp_path):
+    from auditor.release.questions import headline
+
+    data, cache = open_data(tiny_npz), tmp_path / "cache"
+    part = auditor.audit(tiny, data, two_concepts, AuditConfig(images=20, budget_s=1e-6), cache=cache)
+    assert part.metrics["explainer/a/f_cls"].status == "skipped"
+    assert "budget of 0.0 s was used up" in part.metrics["explainer/a/f_cls"].reason
+    assert "partial audit" in headline(part)[1]
+    whole = auditor.audit(tiny, data, two_concepts, AuditConfig(images=20), cache=cache)
+    assert whole.metrics["explainer/a/f_cls"].status == "passed"
+    assert not whole.not_measured
+
+
+def test_an_explainer_that_is_not_attached_and_a_check_that_does_not_exist(tiny, tiny_npz, two_concepts):
+    from pydantic import ValidationError
+
+    from auditor.errors import UnknownExplainerError
+
+    with pytest.raises(UnknownExplainerError, match="no explainer 'c'; attached are: a, b"):
+        auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20, only=("c",)))
+    with pytest.raises(ValidationError, match="want some of performance"):
+        AuditConfig(checks=("all",))

@@ -33,8 +33,8 @@ def test_half_an_explanation_leaves_half_unexplained(linear, chosen):
 
 
 def test_the_true_map_flips_better_than_chance_and_its_opposite_worse(linear, chosen):
-    good = take("pixel flipping", case_of(linear, chosen, PixelWise()))
-    bad = take("pixel flipping", case_of(linear, chosen, PixelWise(scale=-1.0)))
+    good = take("flipping", case_of(linear, chosen, PixelWise()))
+    bad = take("flipping", case_of(linear, chosen, PixelWise(scale=-1.0)))
     assert good["flip_area"].value < good["flip_area"].null < good["deletion_area"].value
     assert bad["flip_area"].value > bad["flip_area"].null
     assert good["flip_gain"].low > 0 > bad["flip_gain"].high
@@ -53,7 +53,7 @@ def test_one_pixel_maps_are_local_and_apart(linear, chosen):
 
 def test_nan_contributions_never_pass(linear, chosen):
     case = case_of(linear, chosen, PixelWise(scale=math.nan))
-    for group in ("faithfulness", "pixel flipping", "noise"):
+    for group in ("faithfulness", "flipping", "noise"):
         for name, measure in take(group, case).items():
             assert measure.status in ("failed", "skipped"), name
             assert math.isnan(measure.value), name

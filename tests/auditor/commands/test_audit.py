@@ -89,3 +89,48 @@ def test_an_edited_file_is_not_an_audit(gated, tmp_path):
 
     with pytest.raises(AuditError, match="checksum does not match"):
         Audit.from_json(json.dumps(content).encode(), "the file")
+
+
+def test_some_checks_of_one_explainer_within_a_time(cli, shown):
+    options = ("audit", shown, "--data", DATA, "--images", "20", "--no-store")
+    result = cli(*options, "--only", "heads", "--checks", "faithfulness", "--budget", "10m")
+    assert result.exit_code == 0
+    assert "This is a partial audit, not measured: " in result.stdout
+    assert "faithfulness of concepts" in result.stdout
+    assert "auditor: faithfulness of heads: at most" in result.stderr
+    assert "time: " in result.stdout
+    found = cli.json(*options, "--checks", "heatmaps")
+    assert found["metrics"]["explainer/heads/f_cls"]["status"] == "skipped"
+    assert found["metrics"]["explainer/heads/locality"]["status"] == "passed"
+    assert found["verdict"]["level"] != "good"
+    assert found["not_measured"]["reliance"] == "the audit was asked for other checks (--checks)"
+    assert [c["check"] for c in found["cost"]] == ["performance", "heatmaps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--only", "nobody"), "there is no explainer 'nobody'; attached are: concepts, heads"),
+        (("--checks", "faith"), "want some of performance, layers, reliance, faithfulness"),
+        (("--budget", "soon"), "want a duration such as 5m"),
+    ],
+)
+def test_a_part_that_does_not_exist_is_one_line(cli, shown, options, sentence):
+    assert sentence in cli.fails("audit", shown, "--data", DATA, *options)
+
+
+def test_an_interruption_says_how_many_parts_are_finished(cli, shown, monkeypatch):
+    from auditor.auditing import audit as module
+
+    real = module.take
+
+    def stopping(group, case):
+        if group == "flipping":
+            raise KeyboardInterrupt
+        return real(group, case)
+
+    monkeypatch.setattr(module, "take", stopping)
+    result = cli("audit", shown, "--data", DATA, "--images", "20", "--no-store")
+    assert result.exit_code == 130
+    line = "interrupted; nothing was stored; 2 of 9 parts are finished, and the same command goes on from them."
+    assert line in result.stderr

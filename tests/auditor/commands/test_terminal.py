@@ -90,6 +90,21 @@ def test_bars_and_spinners_are_drawn_on_a_terminal_only(monkeypatch):
         assert ("loading" in stream.getvalue()) is drawn
 
 
+def test_in_a_pipe_long_work_says_now_and_then_how_far_it_is(capsys):
+    now = [0.0]
+    with terminal.Bar(lambda: now[0]) as bar:
+        for k in range(1, 31):
+            now[0] = float(k)
+            bar("fitting", k, 30)
+        now[0] = 41.0
+        bar("measuring", 3, None)
+        bar.say("noise: at most 3 passes")
+    assert capsys.readouterr().err.splitlines() == [
+        *("auditor: fitting: 10 of 30, 10 s", "auditor: fitting: 20 of 30, 20 s", "auditor: fitting: 30 of 30, 30 s"),
+        *("auditor: measuring: 3, 41 s", "auditor: noise: at most 3 passes"),
+    ]
+
+
 @pytest.mark.parametrize(("verbose", "level"), [(False, logging.WARNING), (True, logging.INFO)])
 def test_our_messages_are_one_line_each_on_standard_error(monkeypatch, verbose, level):
     import warnings

@@ -119,14 +119,12 @@ def test_a_batch_equals_its_images_one_by_one(tiny):
         assert float(whole.c2_local[i]) == pytest.approx(float(one.c2_local), rel=1e-3)
 
 
-def test_the_budget_limits_the_images(monkeypatch):
+def test_the_budget_limits_the_images():
     subject = linear()
     assert model_stability(subject, images(70))["c1_local"].n == model.MOST_IMAGES == 64
     per_image = (6 * 4 + 4 * 2) * model.POWER_STEPS * 2 * 5 + 1
-    monkeypatch.setattr(model, "BUDGET", 3 * per_image)
-    assert model_stability(subject, images(9))["c1_local"].n == 3
-    monkeypatch.setattr(model, "BUDGET", 0)
-    assert model_stability(subject, images(9))["c1_local"].n == 2
+    assert model_stability(subject, images(9), budget=3 * per_image)["c1_local"].n == 3
+    assert model_stability(subject, images(9), budget=0)["c1_local"].n == 2
 
 
 def test_the_null_model_of_a_large_network_is_not_certified(monkeypatch):
