@@ -93,11 +93,11 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
 def _chosen(kinds: Sequence[str]) -> list[str]:
     from auditor.explainers.base import available_kinds
 
-    here = [kind for kind in KINDS if kind in available_kinds()]
-    unknown = [kind for kind in kinds if kind not in here]
+    installed = [kind for kind in KINDS if kind in available_kinds()]
+    unknown = [kind for kind in kinds if kind not in installed]
     if unknown:
-        raise OptionError(f"demo: there is no kind {unknown[0]!r}; the kinds are {', '.join(here)}.")
-    return list(kinds) or here
+        raise OptionError(f"demo: there is no kind {unknown[0]!r}; the kinds are {', '.join(installed)}.")
+    return list(kinds) or installed
 
 
 def _pictures(subject: Any, explainer: Any, folder: Path) -> tuple[Path, Path]:

@@ -86,14 +86,14 @@ class AuditEvaluator(ModelEvaluator):
         subject = load_subject(version, allow_pickle=ours.get("allow_pickle"))
         _check_same(model, subject, uri)
         explainers, broken = attached_explainers(version, subject)
-        wanted = ours.get("explainers")
-        if wanted is not None:
-            unknown = sorted(set(wanted) - set(explainers) - set(broken))
+        names = ours.get("explainers")
+        if names is not None:
+            unknown = sorted(set(names) - set(explainers) - set(broken))
             if unknown:
                 attached = ", ".join(sorted({*explainers, *broken})) or "none"
                 raise OptionError(f"explainers: {version.label} has no {', '.join(unknown)}; attached are: {attached}.")
-            explainers = {k: v for k, v in explainers.items() if k in wanted}
-            broken = {k: v for k, v in broken.items() if k in wanted}
+            explainers = {k: v for k, v in explainers.items() if k in names}
+            broken = {k: v for k, v in broken.items() if k in names}
         data = data_of(dataset, subject, ours.get("image_column"))
         command = f"mlflow.models.evaluate({uri!r}, …, evaluators='auditor')"
         result = audit(subject, data, explainers, effort, broken=broken, command=command)

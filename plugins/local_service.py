@@ -151,8 +151,8 @@ class LocalServices:
         self, name: str, model_uri: str, options: dict[str, str]
     ) -> tuple[LocalService, subprocess.Popen[bytes]]:
         host = options.get("host", "127.0.0.1")
-        taken = {service.port for service in self.all() if service.runs}
-        port = _port(options, host, taken)
+        used_ports = {service.port for service in self.all() if service.runs}
+        port = _port(options, host, used_ports)
         log = self.folder / f"{name}.log"
         with log.open("wb") as stream:
             process = subprocess.Popen(
@@ -191,9 +191,9 @@ class LocalServices:
         """Stop the process group of a service, if it is still the one that was started."""
         if not service.runs:
             return
-        for what, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
+        for sent, patience_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
             try:
-                os.killpg(service.pid, what)
+                os.killpg(service.pid, sent)
             except ProcessLookupError:
                 return
             end = time.monotonic() + patience_s
@@ -279,14 +279,14 @@ def last_line(log: Path) -> str:
     return lines[-1].removeprefix("auditor: error: ")[:300] if lines else "it said nothing."
 
 
-def _port(options: Mapping[str, str], host: str, taken: set[int]) -> int:
-    wanted = options.get("port")
-    if wanted is not None:
-        if not wanted.isascii() or not wanted.isdigit() or not 0 < int(wanted) < 65536:
-            raise OptionError(f"config: port must be 1 to 65535, got {wanted}.")
-        if int(wanted) in taken:
-            raise OptionError(f"config: port {wanted} belongs to another deployment; choose another.")
-        return int(wanted)
+def _port(options: Mapping[str, str], host: str, used: set[int]) -> int:
+    option = options.get("port")
+    if option is not None:
+        if not option.isascii() or not option.isdigit() or not 0 < int(option) < 65536:
+            raise OptionError(f"config: port must be 1 to 65535, got {option}.")
+        if int(option) in used:
+            raise OptionError(f"config: port {option} belongs to another deployment; choose another.")
+        return int(option)
     while True:
         with socket.socket() as free:
             try:
@@ -294,7 +294,7 @@ def _port(options: Mapping[str, str], host: str, taken: set[int]) -> int:
             except OSError as error:
                 raise OptionError(f"config: host {host} is no address of this machine ({error.strerror}).") from None
             port = int(free.getsockname()[1])
-        if port not in taken:
+        if port not in used:
             return port
 
 

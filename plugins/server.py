@@ -91,16 +91,16 @@ class Site:
         static = [(f"/static/{name}", self._static(name, kind)) for name, kind in STATIC.items()]
         return [*((path, self._answering(page)) for path, page in pages.items()), *static]
 
-    def home(self, store: ServerStore, asked: Params) -> Response:
+    def home(self, store: ServerStore, query: Params) -> Response:
         """Show the registered models with their newest version."""
-        text, token = asked.get("q", "").strip()[:200], asked.get("page", "")
+        text, token = query.get("q", "").strip()[:200], query.get("page", "")
         listing = store.models(text, token, MODELS_PER_PAGE)
         links = self._pages("", {"q": text}, token, listing.next_token)
         return self._page("home.html", cards=[_model_row(m) for m in listing.entries], text=text, **links)
 
-    def model(self, store: ServerStore, asked: Params) -> Response:
+    def model(self, store: ServerStore, query: Params) -> Response:
         """Show the versions of one model, newest first."""
-        name, token = _wanted(asked, "name"), asked.get("page", "")
+        name, token = _parameter(query, "name"), query.get("page", "")
         model = store.model(name)
         listing = store.versions(name, token, VERSIONS_PER_PAGE)
         cards = [version_card(_with_aliases(entry, model)) for entry in listing.entries]
@@ -113,10 +113,10 @@ class Site:
             **self._pages("/model", {"name": name}, token, listing.next_token),
         )
 
-    def version(self, store: ServerStore, asked: Params) -> Response:
+    def version(self, store: ServerStore, query: Params) -> Response:
         """Show one version from its tags at once; what must be read from the artifact store follows."""
-        card = self._card(store, asked)
-        full = asked.get("full") == "1"
+        card = self._card(store, query)
+        full = query.get("full") == "1"
         return self._page(
             "version.html",
             card=card,
@@ -125,33 +125,33 @@ class Site:
             audit=self._audit(store, card) if full else None,
         )
 
-    def explainers(self, store: ServerStore, asked: Params) -> Response:
+    def explainers(self, store: ServerStore, query: Params) -> Response:
         """Return the part of the version's page that hashes every explainer."""
-        card = self._card(store, asked)
+        card = self._card(store, query)
         return self._part("explainers.html", card=card, checks=self._checks(store, card))
 
-    def audit(self, store: ServerStore, asked: Params) -> Response:
+    def audit(self, store: ServerStore, query: Params) -> Response:
         """Return the part of the version's page that reads the audit."""
-        card = self._card(store, asked)
+        card = self._card(store, query)
         return self._part("audit.html", card=card, audit=self._audit(store, card))
 
-    def report(self, store: ServerStore, asked: Params) -> Response:
+    def report(self, store: ServerStore, query: Params) -> Response:
         """Return the stored report as it was written, after its digest was checked, in a sandbox."""
         from starlette.responses import Response
 
-        card = self._card(store, asked)
+        card = self._card(store, query)
         return Response(read_report(store, card), headers=_headers(REPORT_POLICY), media_type="text/html")
 
-    def compare(self, store: ServerStore, asked: Params) -> Response:
+    def compare(self, store: ServerStore, query: Params) -> Response:
         """Show the metrics of two versions side by side."""
-        wanted = {k: asked.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
+        fields = {k: query.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
         sides: list[VersionCard] = []
         both = []
         problems: list[str] = []
-        if all(wanted.values()):
+        if all(fields.values()):
             for side in ("left", "right"):
                 try:
-                    card = self._card(store, {"name": wanted[side], "version": wanted[f"{side}_version"]})
+                    card = self._card(store, {"name": fields[side], "version": fields[f"{side}_version"]})
                 except Refused as error:
                     if error.status in (401, 403):
                         raise
@@ -170,12 +170,12 @@ class Site:
         rows = compare(*both) if len(both) == 2 and all(both) else []
         counts = list(Counter(row.verdict for row in rows).items())
         return self._page(
-            "compare.html", asked=wanted, left=left, right=right, rows=rows, counts=counts, problems=problems
+            "compare.html", asked=fields, left=left, right=right, rows=rows, counts=counts, problems=problems
         )
 
-    def _card(self, store: ServerStore, asked: Params) -> VersionCard:
-        name = _wanted(asked, "name")
-        return version_card(store.version(name, _wanted(asked, "version")))
+    def _card(self, store: ServerStore, query: Params) -> VersionCard:
+        name = _parameter(query, "name")
+        return version_card(store.version(name, _parameter(query, "version")))
 
     def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
         keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]
@@ -189,8 +189,8 @@ class Site:
         key = ("audit", card.name, card.version, str(card.created_ms), digest)
         return self.cache.get(key, lambda: read_audit(store, card))
 
-    def _pages(self, path: str, asked: Params, token: str, next_token: str) -> dict[str, Any]:
-        query = {k: v for k, v in asked.items() if v}
+    def _pages(self, path: str, parameters: Params, token: str, next_token: str) -> dict[str, Any]:
+        query = {k: v for k, v in parameters.items() if v}
         first = f"{self.base}{path}" + (f"?{urlencode(query)}" if query else "")
         further = f"{self.base}{path}?{urlencode({**query, 'page': next_token})}"
         return {"first_link": first if token else "", "next_link": further if next_token else ""}
@@ -240,8 +240,8 @@ def _headers(policy: str) -> dict[str, str]:
     }
 
 
-def _wanted(asked: Params, key: str) -> str:
-    value = asked.get(key, "").strip()
+def _parameter(query: Params, key: str) -> str:
+    value = query.get(key, "").strip()
     if not value or len(value) > 500:
         raise Refused(400, f"The address lacks {key}; start from the list of models.")
     return value
@@ -260,12 +260,12 @@ def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
 
 
 def _wants_login() -> bool:
-    wanted = os.environ.get("AUDITOR_SERVER_AUTH", "")
-    if wanted not in ("", "basic-auth"):
+    setting = os.environ.get("AUDITOR_SERVER_AUTH", "")
+    if setting not in ("", "basic-auth"):
         from mlflow.exceptions import MlflowException
 
-        raise MlflowException(f"AUDITOR_SERVER_AUTH: want basic-auth or nothing, got {wanted!r}.")
-    return bool(wanted)
+        raise MlflowException(f"AUDITOR_SERVER_AUTH: want basic-auth or nothing, got {setting!r}.")
+    return bool(setting)
 
 
 def _with_login() -> Any:

@@ -225,9 +225,9 @@ class _Verbs:
         """Return the seconds to wait before the next try; None: there is none."""
         if tried >= self.retries or (isinstance(result, httpx.Response) and result.status_code not in TRY_AGAIN):
             return None
-        asked = _retry_after(result) if isinstance(result, httpx.Response) else None
-        if asked is not None:
-            return min(asked, LONGEST_WAIT_S)
+        retry_after = _retry_after(result) if isinstance(result, httpx.Response) else None
+        if retry_after is not None:
+            return min(retry_after, LONGEST_WAIT_S)
         return min(0.25 * 2.0**tried, LONGEST_WAIT_S) * random.uniform(0.5, 1.0)  # callers refused together spread out
 
     def _unreachable(self, error: httpx.TransportError) -> ServiceError:
@@ -319,14 +319,14 @@ class AsyncClient(_Verbs):
         await self.close()
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
+def _options(values: dict[str, Any]) -> dict[str, Any]:
     """Return a verb's keywords as options of the request; those of an earlier release warn, others are refused."""
-    old = given["old_names"]
+    old = values["old_names"]
     for name in old:
         if name not in OLD_NAMES:
             raise TypeError(f"explain: there is no option {name!r}; the options are {', '.join(OPTION_NAMES)}.")
         warnings.warn(deprecation(name, OLD_NAMES[name]), DeprecationWarning, stacklevel=5)
-    return {name: given[name] for name in OPTION_NAMES} | {OLD_NAMES[name]: value for name, value in old.items()}
+    return {name: values[name] for name in OPTION_NAMES} | {OLD_NAMES[name]: value for name, value in old.items()}
 
 
 def _encoded(image: ImageLike) -> str:

@@ -36,9 +36,9 @@ class OnnxPass:
         read = {key for e in explainers.values() for key in e.reads().keys}
         keys = [*exported.layers, *exported.features.values()]
         names = output_names(len(exported.layers), len(exported.features))[1:]
-        taken = [(name, key) for name, key in zip(names, keys, strict=True) if key in read]
-        self.layers = [key for _, key in taken if key in exported.layers]
-        self.outputs, self.keys = ["logits", *(name for name, _ in taken)], [key for _, key in taken]
+        used = [(name, key) for name, key in zip(names, keys, strict=True) if key in read]
+        self.layers = [key for _, key in used if key in exported.layers]
+        self.outputs, self.keys = ["logits", *(name for name, _ in used)], [key for _, key in used]
 
     def run(self, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Return logits, activations and further outputs from one pass."""

@@ -39,9 +39,9 @@ class Keys:
     def accepts(self, key: str) -> bool:
         """Whether the key is one of the file's."""
         self._look()
-        given, is_valid = _hash(key), False
+        digest, is_valid = _hash(key), False
         for valid in self._hashes:
-            is_valid |= hmac.compare_digest(given, valid)
+            is_valid |= hmac.compare_digest(digest, valid)
         return is_valid
 
     def _look(self) -> None:

@@ -59,8 +59,8 @@ class _Exchange:
         self.scope, self._receive, self._send, self.middleware = scope, receive, send, middleware
         self.started = time.perf_counter()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        given = self.headers.get(b"x-request-id", b"")
-        self.request_id = given.decode() if REQUEST_ID.match(given) else secrets.token_hex(12)
+        header = self.headers.get(b"x-request-id", b"")
+        self.request_id = header.decode() if REQUEST_ID.match(header) else secrets.token_hex(12)
         scope["auditor.request_id"] = self.request_id
         self.note: dict[str, str] = {}
         scope["auditor.note"] = self.note

@@ -168,11 +168,11 @@ class Worker:
         self._failed_mark = mark
         self._retry_at = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._failures)
 
-    def _tell_problem(self, what: str, error: Exception) -> None:
-        self.problem = what
+    def _tell_problem(self, action: str, error: Exception) -> None:
+        self.problem = action
         serving = self.served.label if self.served is not None else None
         retry = max(self._pause_s(), round(self._retry_at - time.monotonic(), 1))
-        log_event("error", what, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
+        log_event("error", action, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
 
 
 def warm_up(version: ServedVersion, settings: Settings) -> None:

@@ -253,18 +253,18 @@ def test_modules_and_functions_hold_one_thing():
 
 
 def names_given(tree: ast.Module) -> list[str]:
-    """Every name that a module gives: to variables, attributes, arguments, functions and classes."""
-    given = []
+    """Every name that a module gives: to variables, attributes, names, functions and classes."""
+    names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            given.append(node.id)
+            names.append(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            given.append(node.attr)
+            names.append(node.attr)
         elif isinstance(node, ast.arg):
-            given.append(node.arg)
+            names.append(node.arg)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            given.append(node.name)
-    return given
+            names.append(node.name)
+    return names
 
 
 def test_names_say_what_they_hold():
@@ -352,5 +352,5 @@ def test_every_module_that_is_named_exists():
             while module not in sources():
                 module = module.rpartition(".")[0]
             attribute = name[len(module) + 1 :].partition(".")[0]
-            known = not attribute or re.search(rf"\b{attribute}\b", sources()[module][0].read_text())
-            assert known or tags.match(name), f"{shown(path)} names {name}, which does not exist"
+            exists = not attribute or re.search(rf"\b{attribute}\b", sources()[module][0].read_text())
+            assert exists or tags.match(name), f"{shown(path)} names {name}, which does not exist"

@@ -142,13 +142,13 @@ class ExcitationBackprop:
         losses: dict[str, float] = {}
 
         def on_step(node: Node, p: Tensor, children: list[tuple[Node, Tensor]]) -> None:
-            gone = float(p.sum(dtype=torch.float64)) - sum(float(m.sum(dtype=torch.float64)) for _, m in children)
+            lost_mass = float(p.sum(dtype=torch.float64)) - sum(float(m.sum(dtype=torch.float64)) for _, m in children)
             layer = max(node.meta.get("layers", ()), key=len, default="") or node.name
-            losses[layer] = losses.get(layer, 0.0) + gone
+            losses[layer] = losses.get(layer, 0.0) + lost_mass
 
         total = self._masses(images, neurons, start, stop, False, on_step=on_step)[0]
         n = total.shape[0] * total.shape[1]
-        return {layer: gone / n for layer, gone in losses.items() if gone / n > 1e-5}
+        return {layer: lost_mass / n for layer, lost_mass in losses.items() if lost_mass / n > 1e-5}
 
     def _masses(
         self,
@@ -157,7 +157,7 @@ class ExcitationBackprop:
         start: str,
         stop: str,
         contrastive: bool,
-        given: Tensor | None = None,
+        start_mass: Tensor | None = None,
         on_step: OnStep | None = None,
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         self._check(images)
@@ -169,15 +169,15 @@ class ExcitationBackprop:
                 n_real = len(x)
                 if self.graph.batch and n_real < self.graph.batch:  # the last turn of a graph with a fixed batch
                     x = torch.cat([x, x[-1:].expand(self.graph.batch - n_real, *x.shape[1:])])
-                mine = chosen if chosen.dim() < 2 or chosen.shape[-1] == 3 else chosen[i : i + step]
-                if chosen.dim() == 2 and mine is not chosen and len(mine) < len(x):
-                    mine = torch.cat([mine, mine[-1:].expand(len(x) - len(mine), -1)])
-                begin = None if given is None else given[i : i + step]
+                own_neurons = chosen if chosen.dim() < 2 or chosen.shape[-1] == 3 else chosen[i : i + step]
+                if chosen.dim() == 2 and own_neurons is not chosen and len(own_neurons) < len(x):
+                    own_neurons = torch.cat([own_neurons, own_neurons[-1:].expand(len(x) - len(own_neurons), -1)])
+                begin = None if start_mass is None else start_mass[i : i + step]
                 if begin is not None and len(begin) < len(x):
                     begin = torch.cat([begin, begin[-1:].expand(len(x) - len(begin), *begin.shape[1:])])
-                mass, inactive, said = self._walk(x, mine, start, stop, contrastive, begin, on_step)
+                mass, inactive, new_notes = self._walk(x, own_neurons, start, stop, contrastive, begin, on_step)
                 turns.append((mass.transpose(0, 1)[:n_real], inactive.T[:n_real]))
-                notes.update(dict.fromkeys(said))
+                notes.update(dict.fromkeys(new_notes))
         for note in notes:
             log.debug("excitation backprop: %s", note)
         return torch.cat([m for m, _ in turns]), torch.cat([f for _, f in turns]), tuple(notes)

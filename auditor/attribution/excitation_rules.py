@@ -65,7 +65,7 @@ class Walk(Protocol):
     def excitation(self, node: Node) -> Tensor:
         """Non-negative activation of ``node``."""
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Remember that a variant was used."""
 
 

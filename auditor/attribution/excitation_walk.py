@@ -84,9 +84,9 @@ class Walk:
     on_step: OnStep | None = None  # sees the mass on a node and what each child got
     _excited: dict[Node, Tensor] = field(default_factory=dict)
 
-    def note(self, what: str) -> None:
+    def note(self, text: str) -> None:
         """Remember that a variant was used."""
-        self.notes[what] = None
+        self.notes[text] = None
 
     def excitation(self, node: Node) -> Tensor:
         """Activation of ``node`` made non-negative: shifted by its lower bound if it has one, else clipped at 0."""

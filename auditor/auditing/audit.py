@@ -175,14 +175,14 @@ def audit(
     meter, deadline = Meter(), Deadline(config.budget_s)
     began = time.monotonic()
     with meter.on(subject.module):
-        said = answers(subject, data, batch_size=config.batch_size, progress=progress)
+        model_answers = answers(subject, data, batch_size=config.batch_size, progress=progress)
         per_pass = (time.monotonic() - began) / max(1, meter.images)
-        held = {name: held_out(e, data, len(said.ids)) for name, e in explainers.items()}
-        chosen = choose(subject, data, said, held, config.images, config.batch_size)
+        held = {name: held_out(e, data, len(model_answers.ids)) for name, e in explainers.items()}
+        chosen = choose(subject, data, model_answers, held, config.images, config.batch_size)
         watched = deadline.watching(progress)
         store = _cache(cache, subject, data, explainers, config)
         runner = Runner(store, meter, deadline, progress, say, per_pass)
-        work = _Work(subject, data, said, chosen, explainers, config, watched)
+        work = _Work(subject, data, model_answers, chosen, explainers, config, watched)
         runner.run([*work.parts(), *_not_asked(attached, explainers)])
     if not any(deadline.reason == reason for reason in runner.missing.values()):
         store.clear()
@@ -193,7 +193,7 @@ def audit(
         metrics[f"explainer/{name}/verified"] = Measure(0.0, direction="up", status="failed", reason=reason)
     return Audit(
         model=_about_model(subject),
-        data=_about_data(subject, data, said, explainers, held, chosen),
+        data=_about_data(subject, data, model_answers, explainers, held, chosen),
         seed=config.seed,
         metrics=metrics,
         explainers={name: _about(e, held.get(name)) for name, e in sorted(attached.items())}
@@ -328,23 +328,23 @@ def _cache(
 def _about_data(
     subject: Subject,
     data: Data,
-    said: Answers,
+    model_answers: Answers,
     explainers: Mapping[str, Explainer],
     held: Mapping[str, HeldOut],
     chosen: AuditImages,
 ) -> dict[str, Any]:
-    n_held_out = int(shared(held, len(said.ids)).sum())
+    n_held_out = int(shared(held, len(model_answers.ids)).sum())
     return {
         "spec": data.spec,
         "digest": data.digest,
         **({"labels_digest": data.labels_digest} if data.labels_digest else {}),
-        "n": len(said.ids),
+        "n": len(model_answers.ids),
         "n_held_out": n_held_out,
         "n_explained": len(chosen),
         "explained": chosen.words(n_held_out),
         **({} if data.limit is None else {"limit": data.limit, "seed": data.seed, "sample": data.sample.words}),
         "unreadable": len(data.skipped),
-        **(class_counts(said, subject) | data_quality(subject, said, explainers, held)),
+        **(class_counts(model_answers, subject) | data_quality(subject, model_answers, explainers, held)),
     }
 
 

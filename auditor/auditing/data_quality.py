@@ -19,30 +19,32 @@ SHOWN = 12  # images named in the audit
 
 
 def data_quality(
-    subject: Subject, said: Answers, explainers: Mapping[str, Explainer], held: Mapping[str, HeldOut]
+    subject: Subject, model_answers: Answers, explainers: Mapping[str, Explainer], held: Mapping[str, HeldOut]
 ) -> dict[str, Any]:
     """Return suspicious labels and, per explainer, held-out images that nearly equal some it was fitted on."""
     return {
-        "suspicious_labels": _suspicious(subject, said),
-        "near_duplicates": {name: _duplicates(subject, said, e, held[name]) for name, e in sorted(explainers.items())},
+        "suspicious_labels": _suspicious(subject, model_answers),
+        "near_duplicates": {
+            name: _duplicates(subject, model_answers, e, held[name]) for name, e in sorted(explainers.items())
+        },
     }
 
 
-def _suspicious(subject: Subject, said: Answers) -> dict[str, Any]:
-    n = int(said.labelled.sum())
+def _suspicious(subject: Subject, model_answers: Answers) -> dict[str, Any]:
+    n = int(model_answers.labelled.sum())
     if not n:
         return {"images": 0, "of": 0, "worst": []}
-    single = said.logits.shape[1] == 1
-    p = both_sides(subject.probabilities(said.logits))
+    single = model_answers.logits.shape[1] == 1
+    p = both_sides(subject.probabilities(model_answers.logits))
     p = p.flip(1) if single else p  # one logit speaks for class 1, which stands first there
     names = subject.class_names if not single else ("0", "1")
-    suspicions = suspicious_labels(p, said.labels)
+    suspicions = suspicious_labels(p, model_answers.labels)
     return {
         "images": len(suspicions),
         "of": n,
         "worst": [
             {
-                "id": said.ids[s.row],
+                "id": model_answers.ids[s.row],
                 "label": names[s.label],
                 "suggested": names[s.suggested],
                 "probability": float(p[s.row, s.suggested]),
@@ -52,16 +54,16 @@ def _suspicious(subject: Subject, said: Answers) -> dict[str, Any]:
     }
 
 
-def _duplicates(subject: Subject, said: Answers, explainer: Explainer, held: HeldOut) -> dict[str, Any]:
+def _duplicates(subject: Subject, model_answers: Answers, explainer: Explainer, held: HeldOut) -> dict[str, Any]:
     """Return how many held-out images an explainer knows from its fit, nearly pixel by pixel."""
     fitted = explainer.fingerprints_
     rows = held.rows.nonzero()[:, 0]
-    if fitted is None or not len(said.fingerprints) or not len(rows):
+    if fitted is None or not len(model_answers.fingerprints) or not len(rows):
         return {"images": None, "of": len(rows), "reason": "the fit kept no fingerprints of its images; fit it again"}
-    hashes = said.fingerprints[rows]
+    hashes = model_answers.fingerprints[rows]
     distance, _ = nearest(hashes, fitted)
     same = (distance <= near(subject.input_shape)) & ~is_plain(hashes)
-    ids = [said.ids[i] for i in rows[same].tolist()]
+    ids = [model_answers.ids[i] for i in rows[same].tolist()]
     return {"images": len(ids), "of": len(rows), "ids": ids[:SHOWN]}
 
 

@@ -28,7 +28,7 @@ def noise(case: Case) -> dict[str, Measure]:
     generator = torch.Generator().manual_seed(case.seed)
     x = sample.images
     worst = torch.zeros(len(x), dtype=torch.float64)
-    alike = torch.zeros(len(x), dtype=torch.float64)
+    likeness = torch.zeros(len(x), dtype=torch.float64)
     for k in range(case.effort.noise_samples):
         d = torch.randn(x.shape, generator=generator)
         d = d / d.flatten(1).square().mean(1).sqrt().view(-1, 1, 1, 1) * case.effort.radius
@@ -38,11 +38,11 @@ def noise(case: Case) -> dict[str, Measure]:
         a, b = strengths(before, width), strengths(after, width)
         step = (moved - x).flatten(1).double().norm(dim=1).clamp_min(1e-8)
         worst = torch.maximum(worst, (b - a).norm(dim=1) / step)
-        alike += similarity(before, after) / case.effort.noise_samples
+        likeness += similarity(before, after) / case.effort.noise_samples
         case.progress("moving images", k + 1, case.effort.noise_samples)
     null = float(similarity(before, [*before[1:], before[0]]).nanmean()) if len(before) > 1 else None
     measures = {"noise_c2": of_items(worst, "down", seed=case.seed)}
-    return measures | {"noise_similarity": _without_nan(alike, "up", null, case.seed)}
+    return measures | {"noise_similarity": _without_nan(likeness, "up", null, case.seed)}
 
 
 def randomisation(case: Case) -> dict[str, Measure]:
@@ -113,9 +113,9 @@ def _activations(explanations: Sequence[Explanation]) -> Tensor:
 
 def _without_nan(values: Tensor, direction: Any, null: float | None, seed: int) -> Measure:
     """Return the mean over images where the correlation exists; that others were left out is said."""
-    there = values[~values.isnan()]
-    if not len(there):
+    defined = values[~values.isnan()]
+    if not len(defined):
         return skipped("no image has an explanation with more than one concept", direction)
-    gone = len(values) - len(there)
-    measure = of_items(there, direction, null=null, seed=seed)
-    return noted(measure, f"{gone} images explained by a single concept are left out" if gone else "")
+    n_left_out = len(values) - len(defined)
+    measure = of_items(defined, direction, null=null, seed=seed)
+    return noted(measure, f"{n_left_out} images explained by a single concept are left out" if n_left_out else "")

@@ -95,9 +95,9 @@ def _stand_in(case: Case, complete: Sequence[Explanation], logits: Tensor) -> di
     hat = case.explainer.stand_in(case.subject, case.sample.images)
     targets = torch.tensor([e.target.index for e in complete])
     if hat is None:
-        said = torch.tensor([(e.bias or 0.0) + sum(c.contribution or 0.0 for c in e.concepts) for e in complete])
+        sums = torch.tensor([(e.bias or 0.0) + sum(c.contribution or 0.0 for c in e.concepts) for e in complete])
         hat = logits.clone()
-        hat[torch.arange(len(complete)), targets] = said.double()
+        hat[torch.arange(len(complete)), targets] = sums.double()
         error = (hat - logits).abs().gather(1, targets[:, None])[:, 0]
     else:
         hat = hat.double().cpu()
@@ -118,8 +118,8 @@ def _is_surrogate(explanations: Sequence[Explanation]) -> bool:
 
 def _chance(logits: Tensor) -> float:
     """Return how often the class said most often would agree."""
-    said = two_sided(logits).argmax(1)
-    return float(said.bincount().max() / len(said))
+    predicted = two_sided(logits).argmax(1)
+    return float(predicted.bincount().max() / len(predicted))
 
 
 def flips(case: Case) -> dict[str, Measure]:
@@ -128,16 +128,16 @@ def flips(case: Case) -> dict[str, Measure]:
     cells = flip_cells(case.subject.input_shape)
     assert cells.layout is not None
     maps = [relevance(e, cells.layout) for e in explanations]
-    there = [i for i, m in enumerate(maps) if m is not None]
-    if not there:
+    with_map = [i for i, m in enumerate(maps) if m is not None]
+    if not with_map:
         reason = f"kind {case.explainer.kind} gives no heatmaps of this layer"
         return {name: skipped(reason, direction) for name, direction in FLIPS.items()}
     scores = torch.stack([m.flatten() for m in maps if m is not None])
     if not bool(scores.isfinite().all()):
         return {name: of_items([math.nan], direction) for name, direction in FLIPS.items()}
     random = torch.rand(scores.shape, generator=torch.Generator().manual_seed(case.seed))
-    images = sample.images[there]
-    targets = torch.tensor([explanations[i].target.index for i in there])
+    images = sample.images[with_map]
+    targets = torch.tensor([explanations[i].target.index for i in with_map])
 
     def network(x: Tensor) -> Tensor:
         return two_sided(case.subject.logits(x).float().cpu())
@@ -159,7 +159,9 @@ def flips(case: Case) -> dict[str, Measure]:
         areas.append(curve.area().double())
         case.progress("flipping pixels", k + 1, 3)
     forward, reverse, null = areas
-    left_out = "" if len(there) == len(maps) else f"{len(maps) - len(there)} images have an empty map and are left out"
+    left_out = (
+        "" if len(with_map) == len(maps) else f"{len(maps) - len(with_map)} images have an empty map and are left out"
+    )
     measures = {
         "flip_area": of_items(forward, "down", null=float(null.mean()), seed=case.seed),
         "deletion_area": of_items(reverse, "up", null=float(null.mean()), seed=case.seed),

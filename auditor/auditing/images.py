@@ -104,8 +104,10 @@ def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Pro
                 sets.append(batch.label_sets)
             ids += batch.ids
             progress("running the model", len(ids), len(data))
-    said = Answers(torch.cat(logits), torch.cat(labels), ids, torch.cat(hashes), torch.cat(sets) if sets else None)
-    top = int(said.labels.max())
+    model_answers = Answers(
+        torch.cat(logits), torch.cat(labels), ids, torch.cat(hashes), torch.cat(sets) if sets else None
+    )
+    top = int(model_answers.labels.max())
     if top >= max(subject.n_classes, 2):
         raise DataError(
             f"data {data.spec}: labels must be 0 to {subject.n_classes - 1} like the model's classes, got {top}; give "
@@ -115,7 +117,7 @@ def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Pro
         raise DataError(
             f"data {data.spec}: {len(ids)} images are too few for an interval; give at least {MIN_IMAGES} images."
         )
-    return said
+    return model_answers
 
 
 def _check_label_sets(subject: Subject, data: Data, sets: Tensor) -> None:
@@ -175,31 +177,38 @@ def held_out_words(about: Mapping[str, Any]) -> str:
 
 
 def choose(
-    subject: Subject, data: Data, said: Answers, held: Mapping[str, HeldOut], n: int, batch_size: int = 64
+    subject: Subject, data: Data, model_answers: Answers, held: Mapping[str, HeldOut], n: int, batch_size: int = 64
 ) -> AuditImages:
     """Return at most ``n`` images that all explainers held out, as many of every class as there are, in data order."""
-    candidates = shared(held, len(said.ids)).nonzero()[:, 0].tolist()
+    candidates = shared(held, len(model_answers.ids)).nonzero()[:, 0].tolist()
     if len(candidates) < MIN_IMAGES:
         raise DataError(
-            f"data {data.spec}: only {len(candidates)} of {len(said.ids)} images were held out of the explainers' "
-            f"fits, too few for an interval; audit on more data, or on data that nothing was fitted on."
+            f"data {data.spec}: only {len(candidates)} of {len(model_answers.ids)} images were held out of the "
+            f"explainers' fits, too few for an interval; audit on more data, or on data that nothing was fitted on."
         )
     by_class: dict[int, list[int]] = {}
     for i in candidates:
-        label = int(said.labels[i]) if int(said.labels[i]) >= 0 else int(said.logits[i].argmax())
+        label = (
+            int(model_answers.labels[i]) if int(model_answers.labels[i]) >= 0 else int(model_answers.logits[i].argmax())
+        )
         by_class.setdefault(label, []).append(i)
     take = shares([len(rows) for rows in by_class.values()], n)
     picked = sorted(rows[j] for rows, k in zip(by_class.values(), take, strict=True) for j in spread(len(rows), k))
-    wanted = set(picked)
+    rows_to_read = set(picked)
     images: list[Tensor] = []
     start = 0
     for batch in data.batches(subject, batch_size):
-        images += [batch.images[j] for j in range(len(batch)) if start + j in wanted]
+        images += [batch.images[j] for j in range(len(batch)) if start + j in rows_to_read]
         start += len(batch)
         if len(images) == len(picked):
             break
     rows = torch.tensor(picked)
-    return AuditImages(torch.stack(images), said.logits[rows], said.labels[rows], [said.ids[i] for i in picked])
+    return AuditImages(
+        torch.stack(images),
+        model_answers.logits[rows],
+        model_answers.labels[rows],
+        [model_answers.ids[i] for i in picked],
+    )
 
 
 def shared(held: Mapping[str, HeldOut], n: int) -> Tensor:
@@ -210,7 +219,10 @@ def shared(held: Mapping[str, HeldOut], n: int) -> Tensor:
     return rows
 
 
-def class_counts(said: Answers, subject: Subject) -> dict[str, Any]:
+def class_counts(model_answers: Answers, subject: Subject) -> dict[str, Any]:
     """Return how many images of every class there are, and how many have no label."""
-    n = said.labels[said.labelled].bincount(minlength=subject.n_classes).tolist()
-    return {"classes": dict(zip(subject.class_names, n, strict=False)), "unlabelled": int((~said.labelled).sum())}
+    n = model_answers.labels[model_answers.labelled].bincount(minlength=subject.n_classes).tolist()
+    return {
+        "classes": dict(zip(subject.class_names, n, strict=False)),
+        "unlabelled": int((~model_answers.labelled).sum()),
+    }

@@ -55,7 +55,7 @@ class ClassImages:
 def reliance(
     subject: Subject,
     data: Data,
-    said: Answers,
+    model_answers: Answers,
     explainers: Mapping[str, Explainer],
     *,
     n_images: int = 400,
@@ -65,13 +65,13 @@ def reliance(
     progress: Progress = silent,
 ) -> tuple[dict[str, Measure], dict[str, Any]]:
     """Return the metrics ``model/reliance/…`` and what the audit keeps of the findings, ready for JSON."""
-    reason = why_not(said, subject.input_shape)
+    reason = why_not(model_answers, subject.input_shape)
     if reason:
         return not_measured(reason)
-    chosen = class_images(subject, data, said, n_images, seed, batch_size)
+    chosen = class_images(subject, data, model_answers, n_images, seed, batch_size)
     masks = None
     if regions is not None:
-        masks = read_regions(regions, said.ids, subject.preprocessing, data.image_size, chosen.ids)
+        masks = read_regions(regions, model_answers.ids, subject.preprocessing, data.image_size, chosen.ids)
     try:
         config = RelianceConfig(seed=seed, images_per_class=PER_CLASS)
         reference = _with_reasons(measure(subject, chosen.images, chosen.labels, config, progress=progress), chosen)
@@ -118,7 +118,7 @@ def _with_reasons(reference: Reliance, chosen: ClassImages) -> Reliance:
     return replace(reference, classes=tuple(classes))
 
 
-def why_not(said: Answers, shape: Sequence[int]) -> str:
+def why_not(model_answers: Answers, shape: Sequence[int]) -> str:
     """Return why reliance of this model on this data is not worth measuring; empty when it is."""
     height, width = shape[-2:]
     if min(height, width) < MIN_SIDE:
@@ -126,11 +126,11 @@ def why_not(said: Answers, shape: Sequence[int]) -> str:
             f"images of {height} x {width} pixels are too small: 3% of one is no region that can be hidden or "
             f"transplanted; {MIN_SIDE} x {MIN_SIDE} is the least"
         )
-    labelled = said.labelled
+    labelled = model_answers.labelled
     if not bool(labelled.any()):
         return ""
-    labels, logits = said.labels[labelled], two_sided(said.logits[labelled])
-    right = (logits.argmax(1) == (labels if said.logits.shape[1] > 1 else 1 - labels)).double()
+    labels, logits = model_answers.labels[labelled], two_sided(model_answers.logits[labelled])
+    right = (logits.argmax(1) == (labels if model_answers.logits.shape[1] > 1 else 1 - labels)).double()
     counts = labels.bincount()
     null = float(counts.max() / counts.sum())
     low, _ = bootstrap(right.numpy())
@@ -149,12 +149,14 @@ def not_measured(reason: str) -> tuple[dict[str, Measure], dict[str, Any]]:
     return {f"{PREFIX}/{name}": skipped(reason, "down") for name in names}, document
 
 
-def class_images(subject: Subject, data: Data, said: Answers, n_images: int, seed: int, batch_size: int) -> ClassImages:
+def class_images(
+    subject: Subject, data: Data, model_answers: Answers, n_images: int, seed: int, batch_size: int
+) -> ClassImages:
     """Read the images to measure on: as many of every class as of any other, ``n_images`` in all.
 
     Where there are too many classes to give each ten images, some of the classes are drawn.
     """
-    labels = said.labels if bool(said.labelled.any()) else said.logits.argmax(1)
+    labels = model_answers.labels if bool(model_answers.labelled.any()) else model_answers.logits.argmax(1)
     counts = labels[labels >= 0].bincount(minlength=subject.n_classes)
     enough = (counts >= MIN_IMAGES).nonzero()[:, 0].numpy()
     room = max(2, n_images // MIN_IMAGES)
@@ -166,7 +168,7 @@ def class_images(subject: Subject, data: Data, said: Answers, n_images: int, see
     per_class = min(PER_CLASS, max(MIN_IMAGES, n_images // max(1, len(enough))))
     n = sum(min(per_class, int(counts[k])) for k in [*enough, *few])
     rows = usable[stratified(labels.numpy()[usable], n, seed).rows]
-    mask = torch.zeros(len(said.ids), dtype=torch.bool)
+    mask = torch.zeros(len(model_answers.ids), dtype=torch.bool)
     mask[torch.from_numpy(rows)] = True
     images: list[Tensor] = []
     start = 0
@@ -174,15 +176,15 @@ def class_images(subject: Subject, data: Data, said: Answers, n_images: int, see
         images.append(batch.images[mask[start : start + len(batch)]])
         start += len(batch)
     sizes = np.unique(labels.numpy()[rows], return_counts=True)[1]
-    words = Sample(rows, len(said.ids), tuple(int(n) for n in sizes), seed).words
+    words = Sample(rows, len(model_answers.ids), tuple(int(n) for n in sizes), seed).words
     drawn = frozenset(enough.tolist())
     if drawn != usable_classes:
         words += f"; {len(drawn):,} of {len(usable_classes):,} classes were drawn"
     return ClassImages(
         torch.cat(images),
-        said.labels[rows] if bool(said.labelled.any()) else None,
+        model_answers.labels[rows] if bool(model_answers.labelled.any()) else None,
         rows.tolist(),
-        [said.ids[i] for i in rows],
+        [model_answers.ids[i] for i in rows],
         words,
         drawn,
         usable_classes - drawn,
@@ -216,10 +218,10 @@ def metrics(
         measures = metrics_of(c, seed) | _leak_metrics(c, opinions) | ({} if on_parts is None else on_parts.metrics(c))
         score = skipped(c.skipped, "down") if c.skipped else of_value(f.score, "down", n=c.n)
         each[plain(c.name) + "_" * (plain(c.name) == "worst")] = {"score": score, **({} if c.skipped else measures)}
-    taken = [m for m in each.values() if m["score"].is_taken]
-    out = {f"{PREFIX}/found": of_value(float(sum(f.verdict == "found" for f in findings)), "down", n=len(taken))}
-    for name in dict.fromkeys(name for m in taken for name in m):
-        values = [m[name] for m in taken if name in m and m[name].is_taken and m[name].direction != "none"]
+    measured = [m for m in each.values() if m["score"].is_taken]
+    out = {f"{PREFIX}/found": of_value(float(sum(f.verdict == "found" for f in findings)), "down", n=len(measured))}
+    for name in dict.fromkeys(name for m in measured for name in m):
+        values = [m[name] for m in measured if name in m and m[name].is_taken and m[name].direction != "none"]
         if values:
             worst = max(values, key=lambda m: m.value if m.direction == "down" else -m.value)
             out[f"{PREFIX}/worst/{name}"] = replace(worst, per_image=())

@@ -28,15 +28,15 @@ Floats = NDArray[np.float64]
 NAMES = frozenset({"accuracy", "nll", "ece", "worst_class_accuracy"})
 
 
-def performance(subject: Subject, said: Answers, *, seed: int = 0) -> dict[str, Measure]:
+def performance(subject: Subject, model_answers: Answers, *, seed: int = 0) -> dict[str, Measure]:
     """Return ``accuracy``, ``nll``, ``ece``, ``worst_class_accuracy`` and ``accuracy/<class>`` as measures."""
-    if said.label_sets is not None:
-        return _of_label_sets(subject, said.logits, said.label_sets, seed)
-    labelled = said.labelled
+    if model_answers.label_sets is not None:
+        return _of_label_sets(subject, model_answers.logits, model_answers.label_sets, seed)
+    labelled = model_answers.labelled
     if not bool(labelled.any()):
         reason = "the data has no labels"
         return {name: skipped(reason, "down" if name in ("nll", "ece") else "up") for name in sorted(NAMES)}
-    logits, labels = said.logits[labelled].double(), said.labels[labelled]
+    logits, labels = model_answers.logits[labelled].double(), model_answers.labels[labelled]
     p = both_sides(subject.probabilities(logits))
     right, loss = right_and_loss(subject, logits, labels)
     counts = labels.bincount(minlength=max(subject.n_classes, 2))

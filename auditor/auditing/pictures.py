@@ -46,10 +46,10 @@ def pictures(
 
 def finding_pictures(subject: Subject, data: Data, findings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return, per class with a finding to look at, its images with the deciding box, and the box cut out."""
-    wanted = sorted({row for f in findings if f["verdict"] in ("found", "look") for row in f["rows"]})
-    if not wanted:
+    rows = sorted({row for f in findings if f["verdict"] in ("found", "look") for row in f["rows"]})
+    if not rows:
         return {}
-    images = images_at(subject, data, wanted)
+    images = images_at(subject, data, rows)
     shown: dict[str, Any] = {}
     for f in findings:
         if f["verdict"] not in ("found", "look"):
@@ -68,12 +68,12 @@ def finding_pictures(subject: Subject, data: Data, findings: Sequence[Mapping[st
 
 def images_at(subject: Subject, data: Data, rows: Sequence[int], batch_size: int = 64) -> dict[int, Tensor]:
     """Return the pixels of some rows of the data."""
-    wanted, start = set(rows), 0
+    remaining, start = set(rows), 0
     images: dict[int, Tensor] = {}
     for batch in data.batches(subject, batch_size):
-        images |= {start + j: batch.images[j] for j in range(len(batch)) if start + j in wanted}
+        images |= {start + j: batch.images[j] for j in range(len(batch)) if start + j in remaining}
         start += len(batch)
-        if len(images) == len(wanted):
+        if len(images) == len(remaining):
             break
     return images
 

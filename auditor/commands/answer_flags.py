@@ -25,7 +25,7 @@ def answer_flags(where: str, **defaults: Any) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @wraps(command)
         def run(**values: Any) -> Any:
-            given = {name: values.pop(name) for name in AnswerOptions.model_fields}
+            values_by_name = {name: values.pop(name) for name in AnswerOptions.model_fields}
             for old, new in OLD_NAMES.items():
                 value = values.pop(_old(old))
                 if value in (None, ()):
@@ -33,9 +33,9 @@ def answer_flags(where: str, **defaults: Any) -> Callable[[Command], Command]:
                 from auditor.commands.terminal import note
 
                 note(f"auditor: warning: {deprecation(_flag(old), _flag(new))}")
-                given[new] = value if given[new] in (None, ()) else given[new]
-            asked = {name: _listed(value) for name, value in given.items() if value not in (None, ())}
-            return command(options=options_of(where, {**defaults, **asked}), **values)
+                values_by_name[new] = value if values_by_name[new] in (None, ()) else values_by_name[new]
+            chosen = {name: _listed(value) for name, value in values_by_name.items() if value not in (None, ())}
+            return command(options=options_of(where, {**defaults, **chosen}), **values)
 
         for old, new in reversed(list(OLD_NAMES.items())):
             kind, several, _ = _type_of(AnswerOptions.model_fields[new])

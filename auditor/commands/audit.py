@@ -104,14 +104,14 @@ def audit(
     parts: dict[str, Any] = {"seed": seed, "images": images, "refits": refits, "only": only}
     parts["checks"] = () if checks is None else parse_checks(checks)
     budget_s = None if budget is None else parse_duration(budget)
-    given = read_card(card) if card is not None else None
+    card_fields = read_card(card) if card is not None else None
     source = open_data(data, limit=limit, seed=seed, labels=labels)
     with Bar() as bar:
         result = run_audit(
             model,
             source,
             config=AuditConfig(reliance=not no_reliance, regions=regions, budget_s=budget_s, **parts),
-            card=given,
+            card=card_fields,
             store=not no_store,
             fresh=fresh,
             allow_pickle=allow_pickle or None,

@@ -99,8 +99,8 @@ def compare(
     if report is not None:
         write_drift_report(drift, changes, report, names)
     if as_json:
-        taken = source.sample.words
-        say(as_text({**drift.to_json(), "changes": changes.to_json(), "images": taken, "words": drift.words()}))
+        sample_words = source.sample.words
+        say(as_text({**drift.to_json(), "changes": changes.to_json(), "images": sample_words, "words": drift.words()}))
         return
     _show(drift, changes, source.sample.words)
     for what, path in (("picture", out), ("page", report)):
@@ -108,10 +108,10 @@ def compare(
             say(f"{what} in {path}")
 
 
-def _show(drift: Drift, changes: Changes, taken: str) -> None:
+def _show(drift: Drift, changes: Changes, sample_words: str) -> None:
     from auditor.commands.terminal import say, table
 
-    say(f"{drift.words()}; {taken}")
+    say(f"{drift.words()}; {sample_words}")
     top = [drift.classes[int(abs(row).argmax())] for row in drift.change]
     body = [
         [

@@ -59,10 +59,10 @@ def explain(
 
 def _prediction(answer: Answer) -> str:
     p, t = answer.prediction, answer.target
-    said = f"{p['label']} with probability {p['probability']:.1%}"
+    text = f"{p['label']} with probability {p['probability']:.1%}"
     if p["labels"] is not None:  # several may be true
-        said = ", ".join(f"{x['label']} {x['probability']:.1%}" for x in p["labels"]) or f"no label; nearest {said}"
-    return f"{said}; logit of {t['label']}: {t['logit']:.3f}"
+        text = ", ".join(f"{x['label']} {x['probability']:.1%}" for x in p["labels"]) or f"no label; nearest {text}"
+    return f"{text}; logit of {t['label']}: {t['logit']:.3f}"
 
 
 def _stability(s: dict[str, Any]) -> str:

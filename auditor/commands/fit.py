@@ -96,18 +96,18 @@ def fit(
         say(as_text({**answer, "registered": registered} if register else answer))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
-    said = f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else "")
-    taken = None if limit is None else source.sample.words
-    _show(explainer, said, taken, bool(export), registered)
+    headline = f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else "")
+    sample_words = None if limit is None else source.sample.words
+    _show(explainer, headline, sample_words, bool(export), registered)
 
 
-def _show(explainer: Any, said: str, taken: str | None, exported: bool, registered: str | None) -> None:
+def _show(explainer: Any, headline: str, sample_words: str | None, exported: bool, registered: str | None) -> None:
     """Print what was done, on which images, what else was stored, and the metrics."""
     from auditor.commands.terminal import say, table
 
-    say(said)
-    if taken:
-        say(f"fitted on {taken}")
+    say(headline)
+    if sample_words:
+        say(f"fitted on {sample_words}")
     if exported:
         say("the version's ONNX graph is stored; auditor serve uses it")
     if registered:

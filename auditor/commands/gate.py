@@ -80,7 +80,7 @@ def gate(
     from auditor.reports import gate_summary as gate_report
 
     source, rules = _source(data, labels), read_policy(policy_file)
-    given = read_audit(audit_file) if audit_file is not None else None
+    stored_audit = read_audit(audit_file) if audit_file is not None else None
     with Bar() as bar:
         result = run_gate(
             model,
@@ -88,7 +88,7 @@ def gate(
             baseline=baseline,
             honest=honest,
             data=source,
-            audit=given,
+            audit=stored_audit,
             config=AuditConfig(seed=seed, images=images),
             fresh=fresh,
             promote=promote,

@@ -43,7 +43,7 @@ def serve(model: str, host: str, port: int, quiet: bool, **settings: Any) -> Non
     """
     from auditor.service.launch import run_server
 
-    given = {k: v for k, v in settings.items() if v is not None}
+    chosen = {k: v for k, v in settings.items() if v is not None}
     if quiet:
-        given["log_requests"] = False
-    run_server(model, host=host, port=port, **given)
+        chosen["log_requests"] = False
+    run_server(model, host=host, port=port, **chosen)

@@ -64,13 +64,13 @@ def xnn_table(
     if boxes is not None and parts is None:
         raise OptionError("xnn-table: --boxes needs --parts as well.")
     masks = None if parts is None else part_masks(unseen or source, subject.preprocessing, parts, boxes)
-    wanted = [m.strip() for m in methods.split(",")] if methods else list(METHODS)
+    names = [m.strip() for m in methods.split(",")] if methods else list(METHODS)
     with Bar() as bar:
         comparison = compare(
             subject,
             source,
             config,  # type: ignore[arg-type]
-            methods=wanted,
+            methods=names,
             parts=masks,
             judged_on=unseen,
             progress=bar,

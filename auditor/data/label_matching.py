@@ -111,9 +111,9 @@ def _by_table(labels: Sequence[str], classes: Sequence[str], table: LabelTable) 
         named, of_data = (", ".join(map(repr, list(names)[:SHOWN])) for names in (table, labels))
         raise DataError(f"labels: the table names no label of the data: it has {named}, the data {of_data}.")
     rest = [label for label in labels if label not in table]
-    given = dict(zip(rest, _by_name(rest, classes), strict=True))
-    numbers = [_class_of(table[x], classes) if x in table else given[x] for x in labels]
-    unmatched = tuple(x for x in rest if given[x] == NO_CLASS)
+    by_name = dict(zip(rest, _by_name(rest, classes), strict=True))
+    numbers = [_class_of(table[x], classes) if x in table else by_name[x] for x in labels]
+    unmatched = tuple(x for x in rest if by_name[x] == NO_CLASS)
     return LabelMatching(tuple(numbers), "table", unmatched)
 
 

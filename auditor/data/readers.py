@@ -167,9 +167,9 @@ class TorchvisionData(Data):
         return super()._labels()
 
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
-        wanted = self.sample.rows.tolist()
-        for start in range(0, len(wanted), batch_size):
-            rows = wanted[start : start + batch_size]
+        rows_to_read = self.sample.rows.tolist()
+        for start in range(0, len(rows_to_read), batch_size):
+            rows = rows_to_read[start : start + batch_size]
             pairs = [self.source[i] for i in rows]
             images = np.stack([from_pil(image, pre) for image, _ in pairs])
             labels = np.array([y if isinstance(y, int) else -1 for _, y in pairs])

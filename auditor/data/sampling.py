@@ -56,20 +56,20 @@ def shares(sizes: Sequence[int], n: int) -> list[int]:
     >>> shares([3, 50, 50], 43), shares([5, 5], 3)
     ([3, 20, 20], [2, 1])
     """
-    taken = [0] * len(sizes)
+    counts = [0] * len(sizes)
     left = min(n, sum(sizes))
     while left:
-        open_groups = [i for i, size in enumerate(sizes) if taken[i] < size]
+        open_groups = [i for i, size in enumerate(sizes) if counts[i] < size]
         step = left // len(open_groups)
         if step == 0:
             for i in open_groups[:left]:
-                taken[i] += 1
+                counts[i] += 1
             break
         for i in open_groups:
-            more = min(step, sizes[i] - taken[i])
-            taken[i] += more
+            more = min(step, sizes[i] - counts[i])
+            counts[i] += more
             left -= more
-    return taken
+    return counts
 
 
 def one_of_each_run(total: int, n: int, seed: int = 0) -> Array:

@@ -80,7 +80,7 @@ class Data(ABC):
         self.class_names: tuple[str, ...] | None = None
         self.skipped: dict[str, str] = {}
         self._warned = False
-        self._said = True
+        self._is_matching_shown = True
         self._matched: tuple[tuple[str, ...], LabelMatching] | None = None
         self._digest: str | None = None
 
@@ -152,8 +152,8 @@ class Data(ABC):
         """Yield batches sized for the subject. A source without one readable image is an error."""
         pre = subject.preprocessing if isinstance(subject, Subject) else subject
         matching = self.matching(subject) if isinstance(subject, Subject) else None
-        if matching is not None and not self._said:
-            self._said = True
+        if matching is not None and not self._is_matching_shown:
+            self._is_matching_shown = True
             self._say(matching)
         remap = None if matching is None else torch.tensor(matching.classes, dtype=torch.int64)
         n_read = 0
@@ -198,7 +198,7 @@ class Data(ABC):
         if self._matched is None or self._matched[0] != subject.class_names:
             matching = match_labels(self.class_names, subject.class_names, self.label_table)
             self._matched = subject.class_names, matching
-            self._said = False
+            self._is_matching_shown = False
         return self._matched[1]
 
     def foreign_labels(self, subject: Subject) -> tuple[str, ...] | None:
@@ -328,24 +328,24 @@ class ArrayData(Data):
 
     def _chosen(self, batch_size: int) -> Iterator[tuple[Array, Array, Array]]:
         """Stream the rows of the sample in full batches; nothing is read beyond the last of them."""
-        wanted = self.sample.rows
+        sampled = self.sample.rows
         waiting: list[tuple[Array, Array, Array]] = []
         start = 0
         for raw, labels in self._read(batch_size):
-            low, high = np.searchsorted(wanted, [start, start + len(raw)])
-            rows = wanted[low:high]
+            low, high = np.searchsorted(sampled, [start, start + len(raw)])
+            rows = sampled[low:high]
             if len(rows):
                 waiting.append((raw[rows - start], labels[rows - start], rows))
             start += len(raw)
-            if sum(len(part[2]) for part in waiting) < batch_size and high < len(wanted):
+            if sum(len(part[2]) for part in waiting) < batch_size and high < len(sampled):
                 continue
-            raws, numbers, taken = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
-            last = high >= len(wanted)
-            full = len(taken) if last else len(taken) // batch_size * batch_size
+            raws, numbers, numbers_read = (np.concatenate(parts) for parts in zip(*waiting, strict=True))
+            last = high >= len(sampled)
+            full = len(numbers_read) if last else len(numbers_read) // batch_size * batch_size
             for first in range(0, full, batch_size):
-                here = slice(first, min(first + batch_size, full))
-                yield raws[here], numbers[here], taken[here]
-            waiting = [(raws[full:], numbers[full:], taken[full:])]
+                window = slice(first, min(first + batch_size, full))
+                yield raws[window], numbers[window], numbers_read[window]
+            waiting = [(raws[full:], numbers[full:], numbers_read[full:])]
             if last:
                 break
 

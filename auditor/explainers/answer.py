@@ -101,21 +101,21 @@ class Question:
         return cls(x, options, names, target, named and target is not None)
 
 
-def chosen_names(attached: Sequence[str], wanted: Sequence[str] | None, default: Sequence[str]) -> list[str]:
+def chosen_names(attached: Sequence[str], named: Sequence[str] | None, default: Sequence[str]) -> list[str]:
     """Return the explainers that were asked for, each once and in the order asked for.
 
     >>> chosen_names(["concepts", "heads"], ["heads", "heads"], ["concepts"])
     ['heads']
     """
-    if wanted is None:
+    if named is None:
         return list(default)
-    if EVERY in wanted:
+    if EVERY in named:
         return list(attached)
-    for name in wanted:
+    for name in named:
         if name not in attached:
             names = ", ".join(attached) or "none"
             raise UnknownExplainerError(f"explainers: there is no explainer {name!r}; attached are: {names}.")
-    return list(dict.fromkeys(wanted))
+    return list(dict.fromkeys(named))
 
 
 def class_of(subject: Subject, target: int | str) -> int:
@@ -300,10 +300,10 @@ class _Batch:
 
     def _problem(self, name: str, explainer: Explainer, i: int) -> str:
         """Return why an explainer has nothing to say of a row; empty when it has."""
-        wanted = self.questions[i].target
-        if wanted is None and explainer.config.target is not None:
+        target = self.questions[i].target
+        if target is None and explainer.config.target is not None:
             return ""  # it explains the class it was fitted for
-        k = self.predicted[i] if wanted is None else wanted
+        k = self.predicted[i] if target is None else target
         if explainer.can_explain(k):
             return ""
         names = self.model.subject.class_names
@@ -360,11 +360,11 @@ class _Group:
 
 
 def _stability_groups(model: ExplainedModel, questions: Sequence[Question]) -> list[_Group]:
-    asked: dict[tuple[Mode, int, float, int], list[int]] = defaultdict(list)
+    rows_of: dict[tuple[Mode, int, float, int], list[int]] = defaultdict(list)
     for i, question in enumerate(questions):
         o = question.options
         if o.stability != "off":
-            asked[o.stability, o.noise_samples, o.radius, o.seed].append(i)
+            rows_of[o.stability, o.noise_samples, o.radius, o.seed].append(i)
     return [
         _Group(
             mode,
@@ -373,7 +373,7 @@ def _stability_groups(model: ExplainedModel, questions: Sequence[Question]) -> l
                 model.subject, model.stability_layer, mode=mode, noise_samples=samples, radius=radius, seed=seed
             ),
         )
-        for (mode, samples, radius, seed), rows in asked.items()
+        for (mode, samples, radius, seed), rows in rows_of.items()
     ]
 
 

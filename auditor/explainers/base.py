@@ -173,12 +173,12 @@ class Explainer(ABC):
     def explain_by_passes(self, subject: Subject, images: Any, target: int | str | None) -> list[Explanation]:
         """Explain by one pass of the subject per batch and `explain_from`: what ``explain`` of most kinds does."""
         self.check_subject(subject)
-        asked = None if target is None else subject.class_index(target)
+        index = None if target is None else subject.class_index(target)
         explanations: list[Explanation] = []
         for part in torch.split(subject.pixels(images), self.config.batch_size):
             with torch.no_grad():
-                logits, taken = subject.run(part, self.layers())
-            explanations.extend(self.explain_from(subject, part, logits, taken, [asked] * len(part)))
+                logits, layers = subject.run(part, self.layers())
+            explanations.extend(self.explain_from(subject, part, logits, layers, [index] * len(part)))
         return explanations
 
     def explainable_classes(self) -> list[int] | None:
@@ -320,9 +320,9 @@ class Explainer(ABC):
         self, subject: Subject, logits: Tensor, target: int | str | Sequence[int | None] | None
     ) -> list[int]:
         """Return the class to explain per row: the one asked for, else the one fitted for, else the prediction."""
-        asked = [target] * len(logits) if target is None or isinstance(target, (int, str)) else target
+        requested = [target] * len(logits) if target is None or isinstance(target, (int, str)) else target
         default = self.config.target
-        chosen = [default if t is None else t for t in asked]
+        chosen = [default if t is None else t for t in requested]
         predicted: list[int] = logits.argmax(1).tolist()
         return [p if t is None else subject.class_index(t) for t, p in zip(chosen, predicted, strict=True)]
 

@@ -185,15 +185,15 @@ def _check(content: bytes, subject: Subject, layers: list[str], outputs: Sequenc
     for n in CHECKED:
         x = torch.rand(n, *subject.input_shape, generator=generator)
         x[0] = 0.5
-        given = session.run(None, {"pixels": x.numpy()})
+        from_graph = session.run(None, {"pixels": x.numpy()})
         with torch.no_grad():
-            logits, taken = subject.run(x, layers)
-        wanted = [logits, *(taken[layer] for layer in layers)]
+            logits, layer_outputs = subject.run(x, layers)
+        from_torch = [logits, *(layer_outputs[layer] for layer in layers)]
         with torch.no_grad():
-            values: dict[str | None, Tensor] = dict(taken.items())
+            values: dict[str | None, Tensor] = dict(layer_outputs.items())
             values[None] = subject.normalise(x)
-            wanted += [module(values[output.layer]) for module, output in zip(modules, outputs, strict=True)]
-        for name, a, b in zip(output_names(len(layers), len(outputs)), given, wanted, strict=True):
+            from_torch += [module(values[output.layer]) for module, output in zip(modules, outputs, strict=True)]
+        for name, a, b in zip(output_names(len(layers), len(outputs)), from_graph, from_torch, strict=True):
             value, b = torch.from_numpy(a), b.float().cpu()
             if value.shape != b.shape:
                 raise ArtifactError(f"the exported graph gives {name} of shape {tuple(value.shape)}, torch {b.shape}.")

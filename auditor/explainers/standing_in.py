@@ -56,5 +56,5 @@ def _breaks(item: Limit, metrics: Mapping[str, float]) -> bool:
 def _phrase(item: Limit, value: float) -> str:
     if math.isnan(value):
         return f"{item.metric} could not be measured"
-    wanted = f"{item.limit:.0%}" if item.side == AT_LEAST else f"{item.limit:g}"
-    return f"{item.words.format(value=value)} ({item.side} {wanted} wanted)"
+    limit = f"{item.limit:.0%}" if item.side == AT_LEAST else f"{item.limit:g}"
+    return f"{item.words.format(value=value)} ({item.side} {limit} wanted)"

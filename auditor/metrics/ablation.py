@@ -268,10 +268,10 @@ def multiplications_above(graph: AtenGraph, layers: list[WeightLayer], layer: We
     for node in graph.steps:
         if any(n in above for n in node.all_input_nodes):
             above.add(node)
-    mine = set(layer.nodes)
+    own_nodes = set(layer.nodes)
     total = 0
     for other in layers:
         for node in other.nodes:
-            if node in above and node not in mine:
+            if node in above and node not in own_nodes:
                 total += math.prod(int(s) for s in node.meta["val"].shape[1:]) * other.rows.shape[1]
     return total

@@ -74,9 +74,9 @@ def _keys(table: Mapping[str, Any], ids: Sequence[str], labels: Tensor, class_na
         return [short[Path(i).name] for i in ids]
     if bool((labels >= 0).all()):
         for names in (class_names, [str(k) for k in range(len(class_names))]):
-            wanted = [names[int(k)] for k in labels]
-            if all(name in table for name in wanted):
-                return wanted
+            label_names = [names[int(k)] for k in labels]
+            if all(name in table for name in label_names):
+                return label_names
         folders = [Path(i).parts[0] for i in ids]  # an image folder: the class is the folder's name
         if all(name in table for name in folders):
             return folders
@@ -126,10 +126,10 @@ def _softness(X: NDArray[Any], columns: Sequence[NDArray[Any]], seed: int) -> fl
     some = [columns[i] for i in range(0, len(columns), max(1, math.ceil(len(columns) / TRIAL_ATTRIBUTES)))]
     right = dict.fromkeys(SOFTNESS, 0.0)
     for column in some:
-        asked = rows[column[rows] >= 0]
-        fold = np.random.default_rng(seed).permutation(len(asked)) % 3
+        labelled = rows[column[rows] >= 0]
+        fold = np.random.default_rng(seed).permutation(len(labelled)) % 3
         for k in range(3):
-            fit, rest = asked[fold != k], asked[fold == k]
+            fit, rest = labelled[fold != k], labelled[fold == k]
             if len(set(column[fit].tolist())) < 2 or not len(rest):
                 continue
             for c in SOFTNESS:

@@ -32,8 +32,8 @@ def likeness(S: Tensor) -> Tensor:
     is_top = torch.zeros(S.shape[1], len(S), dtype=torch.float64)
     is_top.scatter_(1, S.amax(-1).T.topk(n_top, dim=1).indices, 1.0)
     overlap = is_top @ is_top.T / n_top
-    alike: Tensor = ((unit @ unit.T).clamp(0, 1) * overlap).sqrt()
-    return alike
+    cosines: Tensor = ((unit @ unit.T).clamp(0, 1) * overlap).sqrt()
+    return cosines
 
 
 def groups(S: Tensor, *, seed: int = 0) -> list[list[int]]:
@@ -77,14 +77,14 @@ def _shuffled(S: Tensor, generator: torch.Generator) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def _tree(alike: Tensor) -> NDArray[np.float64]:
-    distance = (1 - alike).clamp_min(0)
+def _tree(likeness: Tensor) -> NDArray[np.float64]:
+    distance = (1 - likeness).clamp_min(0)
     distance.fill_diagonal_(0)
     tree: NDArray[np.float64] = linkage(squareform(distance.numpy(), checks=False), method="average")
     return tree
 
 
-def _joins(alike: Tensor) -> NDArray[np.float64]:
+def _joins(likeness: Tensor) -> NDArray[np.float64]:
     """Return how alike the two sides of every join are."""
-    joins: NDArray[np.float64] = 1 - _tree(alike)[:, 2]
+    joins: NDArray[np.float64] = 1 - _tree(likeness)[:, 2]
     return joins

@@ -164,8 +164,8 @@ def can_exist(name: str, explainers: Collection[str]) -> bool:
         return base in DRIFT or base == "cka"
     if family == "model" and base == "reliance":
         measure = metric.rpartition("/")[2]
-        wanted = 1 if measure == "found" else 2  # slashes: reliance/found, reliance/CLASS/MEASURE
-        return metric.count("/") == wanted and (measure in RELIANCE or measure.startswith(RELIANCE_FAMILIES))
+        n_slashes = 1 if measure == "found" else 2  # slashes: reliance/found, reliance/CLASS/MEASURE
+        return metric.count("/") == n_slashes and (measure in RELIANCE or measure.startswith(RELIANCE_FAMILIES))
     return family == "model" and not owner and base in MODEL
 
 

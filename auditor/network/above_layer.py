@@ -131,9 +131,9 @@ def _checked(subject: Subject, layer: str) -> AboveLayer | None:
     with torch.no_grad():
         z = subject.activations(x, [layer])[layer]
         points = torch.cat([z, 2 * z.flip(0), torch.zeros_like(z[:1]), -z[:1]])
-        computed, wanted = above(points), subject.forward_from(layer, points)
-        scale = float(wanted.abs().max().clamp_min(1.0))
-        if computed.shape != wanted.shape or float((computed - wanted).abs().max()) > CLOSE * scale:
+        computed, expected = above(points), subject.forward_from(layer, points)
+        scale = float(expected.abs().max().clamp_min(1.0))
+        if computed.shape != expected.shape or float((computed - expected).abs().max()) > CLOSE * scale:
             raise AuditError(f"the graph above {layer!r} does not give the model's logits")
         half = z[:1] * 0.25 + z[1:2] * 0.75
         mixed = above(half) - (above(z[:1]) * 0.25 + above(z[1:2]) * 0.75)
@@ -141,8 +141,8 @@ def _checked(subject: Subject, layer: str) -> AboveLayer | None:
         bend = max(float(mixed.abs().max()), float(tripled.abs().max()) / 3)
         above.is_affine = bend <= CLOSE * scale
         head = pooled_head(above.start, above.steps, graph.constants, tuple(z.shape[1:]))
-        if head is not None and head.weight.shape[0] == wanted.shape[1]:
-            gap = float((head.logits(points.flatten(2)) - wanted).abs().max())
+        if head is not None and head.weight.shape[0] == expected.shape[1]:
+            gap = float((head.logits(points.flatten(2)) - expected).abs().max())
             above.head = head if gap <= CLOSE * scale else None
     return above
 

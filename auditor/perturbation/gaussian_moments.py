@@ -194,9 +194,9 @@ def _batch_norm(
     if len(args) == 8:
         weight, bias, running_mean, running_var, training, momentum, eps, _ = args  # ATen's order, and one flag more
     elif args:
-        given: list[Any] = [running_mean, running_var, weight, bias, training, momentum, eps]
-        given[: len(args)] = args
-        running_mean, running_var, weight, bias, training, momentum, eps = given
+        arguments: list[Any] = [running_mean, running_var, weight, bias, training, momentum, eps]
+        arguments[: len(args)] = args
+        running_mean, running_var, weight, bias, training, momentum, eps = arguments
     if training or running_mean is None or running_var is None:
         raise ClosedFormError("assumed-density filtering: batch norm without running statistics; put it in eval mode.")
     scale = (running_var + eps).rsqrt() * (1 if weight is None else weight)

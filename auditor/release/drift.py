@@ -310,8 +310,8 @@ def _profiles(
         some = drawn[rows]
         if bool(some.any()):
             with torch.no_grad():
-                said = reference.logits(batch.images[some]).argmax(1).cpu()
-            targets = torch.where(batch.labels[some] >= 0, batch.labels[some], said)
+                predicted = reference.logits(batch.images[some]).argmax(1).cpu()
+            targets = torch.where(batch.labels[some] >= 0, batch.labels[some], predicted)
             c = contributions(
                 subject, layer, layout, z[some], logits[some], bases[best].to(z), scores[best][some], targets.tolist()
             )

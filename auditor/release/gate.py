@@ -149,8 +149,8 @@ def _checks(name: str, limit: Limit, measure: Measure | None, base: Measure | No
     value = measure.value if measure is not None else math.nan
     up = _is_up(name, limit, measure)
     checks = []
-    for text, wanted in _absolute(limit, up):
-        ok = not missing and wanted(value)
+    for text, bound in _absolute(limit, up):
+        ok = not missing and bound(value)
         reason = missing or ("" if ok else f"{_short(value)} is not {text}")
         checks.append(Check(name, value, text, "pass" if ok else "fail", reason))
     if limit.needs_baseline:

@@ -51,9 +51,9 @@ def read_card(path: str | Path) -> dict[str, str]:
     return {key: value.strip() for key, value in document.items() if value.strip()}
 
 
-def fill(given: Mapping[str, str]) -> dict[str, Any]:
+def fill(written: Mapping[str, str]) -> dict[str, Any]:
     """Return all fields, those not given as None, and the list of the missing."""
-    fields = {key: given.get(key) for key in FIELDS}
+    fields = {key: written.get(key) for key in FIELDS}
     return {"fields": fields, "missing": [key for key, value in fields.items() if value is None]}
 
 

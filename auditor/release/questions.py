@@ -126,7 +126,7 @@ def _reliance(about: Mapping[str, Any] | None) -> tuple[tuple[Finding, ...], str
         which = "any" if quiet == len(entries) else "the other"
         text = f"For none of {which} {quiet} classes was one thing found that decides by itself. {NOT_SEEN}"
         sentences.append(Finding("good", text))
-    sentences += _not_said(about, by_verdict["skipped"])
+    sentences += _not_measured_findings(about, by_verdict["skipped"])
     if by_verdict["found"]:
         return tuple(sentences), _classes(by_verdict["found"], "hangs on one thing", "hang on one thing each")
     if by_verdict["look"]:
@@ -134,7 +134,7 @@ def _reliance(about: Mapping[str, Any] | None) -> tuple[tuple[Finding, ...], str
     return tuple(sentences), "Nothing was found that speaks against it"
 
 
-def _not_said(about: Mapping[str, Any], skipped: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _not_measured_findings(about: Mapping[str, Any], skipped: Sequence[Mapping[str, Any]]) -> list[Finding]:
     sentences = []
     if skipped:
         names = ", ".join(f["name"] for f in skipped[:5]) + (", …" if len(skipped) > 5 else "")

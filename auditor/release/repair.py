@@ -121,10 +121,12 @@ def compared(
         sides = [(images.logits, _judged(subject, images, seed)), (logits, _judged(repaired, images, seed))]
     rows = []
     for k, name in enumerate(subject.class_names):
-        mine = images.labels == k
-        row: dict[str, Any] = {"class": name, "images": int(mine.sum())}
-        for when, (said, findings) in zip(("before", "after"), sides, strict=True):
-            right = float((said[mine].argmax(1) == k).double().mean()) if bool(mine.any()) else float("nan")
+        of_class = images.labels == k
+        row: dict[str, Any] = {"class": name, "images": int(of_class.sum())}
+        for when, (side_logits, findings) in zip(("before", "after"), sides, strict=True):
+            right = (
+                float((side_logits[of_class].argmax(1) == k).double().mean()) if bool(of_class.any()) else float("nan")
+            )
             finding = findings.get(k)
             row |= {
                 f"accuracy {when}": right,
@@ -147,10 +149,10 @@ def _judged(subject: Subject, images: Images, seed: int) -> dict[int, Finding]:
 def check_classes_left(names: Sequence[str], labels: Tensor, before: Tensor, after: Tensor) -> None:
     """Raise when a class that the model knew is gone: it says hardly one of its images any more."""
     for k, name in enumerate(names):
-        mine = labels == k
-        if not bool(mine.any()):
+        of_class = labels == k
+        if not bool(of_class.any()):
             continue
-        was, left = (float((logits[mine].argmax(1) == k).double().mean()) for logits in (before, after))
+        was, left = (float((logits[of_class].argmax(1) == k).double().mean()) for logits in (before, after))
         if was >= WAS_THERE and left < LOST_CLASS:
             raise OptionError(
                 f"revise: this would remove class {name!r} altogether: right on {was:.0%} of its images now, "
@@ -159,10 +161,10 @@ def check_classes_left(names: Sequence[str], labels: Tensor, before: Tensor, aft
 
 
 def _checked(concepts: Sequence[int], n: int) -> list[int]:
-    wanted = sorted(set(concepts))
-    if not wanted or wanted[0] < 0 or wanted[-1] >= n:
+    indices = sorted(set(concepts))
+    if not indices or indices[0] < 0 or indices[-1] >= n:
         raise OptionError(f"revise: concepts must be 0 to {n - 1}, at least one of them, got {list(concepts)}.")
-    return wanted
+    return indices
 
 
 def _images(subject: Subject, data: Data, layer: str, seed: int, progress: Progress) -> Images:
@@ -170,11 +172,11 @@ def _images(subject: Subject, data: Data, layer: str, seed: int, progress: Progr
     pixels, labels, logits, z = [], [], [], []
     for batch in data.only(data.draw(MOST_IMAGES, seed)).batches(subject, BATCH):
         with torch.no_grad():
-            y, taken = subject.run(batch.images, [layer])
+            y, outputs = subject.run(batch.images, [layer])
         pixels.append(batch.images)
         labels.append(batch.labels)
         logits.append(y.cpu())
-        z.append(taken[layer].cpu())
+        z.append(outputs[layer].cpu())
         progress("reading activations", sum(map(len, pixels)), min(len(data), MOST_IMAGES))
     images = Images(torch.cat(pixels), torch.cat(labels), torch.cat(logits), torch.cat(z))
     if not bool((images.labels >= 0).any()):
@@ -219,9 +221,9 @@ def _refit(
     generator = torch.Generator().manual_seed(seed)
     for epoch in range(EPOCHS):
         for part in torch.split(torch.randperm(len(z), generator=generator), BATCH):
-            said = _from_layer(subject, layer, z[part], weights, n_blank or len(part))
-            by_label = F.cross_entropy(said, labels[part].clamp_min(0), reduction="none")
-            by_teacher = F.kl_div(said.log_softmax(1), teacher[part], reduction="none", log_target=True).sum(1)
+            logits = _from_layer(subject, layer, z[part], weights, n_blank or len(part))
+            by_label = F.cross_entropy(logits, labels[part].clamp_min(0), reduction="none")
+            by_teacher = F.kl_div(logits.log_softmax(1), teacher[part], reduction="none", log_target=True).sum(1)
             loss = torch.where(carries[part], by_label, by_teacher).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

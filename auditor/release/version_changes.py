@@ -119,15 +119,15 @@ def version_changes(
         return Changes(None, not_measured=" ".join(str(error).split()))
     if not reliance:
         return Changes(regions, not_measured="it was left out (--no-reliance)")
-    said = [answers(s, data, progress=progress) for s in (a, b)]
-    reason = why_not(said[0], a.input_shape) or why_not(said[1], b.input_shape)
+    both_answers = [answers(s, data, progress=progress) for s in (a, b)]
+    reason = why_not(both_answers[0], a.input_shape) or why_not(both_answers[1], b.input_shape)
     if reason:
         return Changes(regions, not_measured=reason)
     config = RelianceConfig(seed=seed, images_per_class=PER_CLASS)
     try:
         findings = []
-        for subject, mine in zip((a, b), said, strict=True):
-            chosen = class_images(subject, data, mine, 400, seed, 64)
+        for subject, model_answers in zip((a, b), both_answers, strict=True):
+            chosen = class_images(subject, data, model_answers, 400, seed, 64)
             result = measure(subject, chosen.images, chosen.labels, config, progress=progress)
             findings.append({f.label: f for f in judge(result, subject.class_names)})
     except AuditError as error:

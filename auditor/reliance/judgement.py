@@ -175,11 +175,11 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     worth looking at, and no more.
     """
     gains = {name: f.gain for name, f in c.followed.items() if name in NEEDED}
-    alike = 0.0
+    likeness = 0.0
     if c.sameness is not None and c.sameness_null is not None:
-        alike = max(0.0, float(c.sameness.mean() - c.sameness_null.mean()))
+        likeness = max(0.0, float(c.sameness.mean() - c.sameness_null.mean()))
     evidence = {
-        name: _scaled(gain + (min(alike, max(gain, 0.0)) if name in ("box", "spot") else 0.0), NEEDED[name])
+        name: _scaled(gain + (min(likeness, max(gain, 0.0)) if name in ("box", "spot") else 0.0), NEEDED[name])
         for name, gain in gains.items()
     }
     outside = max(gains.get("surroundings", 0.0), gains.get("pattern", 0.0), gains.get("frame", 0.0)) >= OUTSIDE
@@ -276,7 +276,7 @@ def words(c: ClassReliance, cause: str, names: Sequence[str], verdict: Verdict) 
         )
     parts.append(f"pasted into pictures of {other}, it turns {turned}")
     if c.sameness is not None and c.sameness_null is not None:
-        alike, apart = float(c.sameness.mean()), float(c.sameness_null.mean())
-        if alike - apart >= 0.1:
-            parts.append(f"; the spots look alike ({alike:.2f}, elsewhere {apart:.2f})")
+        likeness, apart = float(c.sameness.mean()), float(c.sameness_null.mean())
+        if likeness - apart >= 0.1:
+            parts.append(f"; the spots look alike ({likeness:.2f}, elsewhere {apart:.2f})")
     return "".join(parts) + ".", ADVICE[cause]

@@ -105,9 +105,9 @@ def feature_sameness(features: Tensor, boxes: Boxes, size: tuple[int, int]) -> T
     return _nearest(rows @ rows.T)
 
 
-def _nearest(alike: Tensor) -> Tensor:
-    alike = alike.clone().fill_diagonal_(-2.0)
-    return alike.topk(max(1, (len(alike) - 1) // NEAREST), dim=1).values.mean(1)
+def _nearest(pairs: Tensor) -> Tensor:
+    pairs = pairs.clone().fill_diagonal_(-2.0)
+    return pairs.topk(max(1, (len(pairs) - 1) // NEAREST), dim=1).values.mean(1)
 
 
 def centres(boxes: Boxes, size: tuple[int, int]) -> Tensor:

@@ -248,38 +248,40 @@ def _class(
     config: RelianceConfig,
 ) -> ClassReliance:
     name = subject.class_names[k]
-    mine, others = (y == k).nonzero()[:, 0], (y != k).nonzero()[:, 0]
-    if len(mine) < MIN_IMAGES:
-        reason = f"only {len(mine)} images that the model gets right; at least {MIN_IMAGES} are needed"
-        return ClassReliance(k, name, len(mine), accuracy, skipped=reason)
+    of_class, others = (y == k).nonzero()[:, 0], (y != k).nonzero()[:, 0]
+    if len(of_class) < MIN_IMAGES:
+        reason = f"only {len(of_class)} images that the model gets right; at least {MIN_IMAGES} are needed"
+        return ClassReliance(k, name, len(of_class), accuracy, skipped=reason)
     if len(others) < 4:
-        return ClassReliance(k, name, len(mine), accuracy, skipped="too few images of other classes to compare with")
+        return ClassReliance(
+            k, name, len(of_class), accuracy, skipped="too few images of other classes to compare with"
+        )
     generator = torch.Generator().manual_seed(config.seed + 7919 * k)
     size = (x.shape[2], x.shape[3])
     targets = torch.full((len(x),), k)
-    at = boxes(maps[mine])
-    alike = sameness(x[mine], at)
-    order = torch.randperm(len(mine), generator=torch.Generator().manual_seed(config.seed + k))
-    some = mine[order[: config.hidden_images].sort().values]
+    at = boxes(maps[of_class])
+    likeness = sameness(x[of_class], at)
+    order = torch.randperm(len(of_class), generator=torch.Generator().manual_seed(config.seed + k))
+    some = of_class[order[: config.hidden_images].sort().values]
     hidden = hide(model, x[some], targets[some], maps[some], SHARES, FILLS, config.seed + k)
     alone = keep_only(model, x[some], targets[some], maps[some], FULLY_HIDDEN, config.seed + k)
-    followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, alike, generator, config)
+    followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, likeness, generator, config)
     elsewhere = random_places(at, size, generator, away=True)
-    early = _sameness_early(model, x[mine], (at, elsewhere))
+    early = _sameness_early(model, x[of_class], (at, elsewhere))
     where, anywhere = centres(at, size), centres(random_places(at, size, generator), size)
     return ClassReliance(
         k,
         name,
-        len(mine),
+        len(of_class),
         accuracy,
         tuple(hidden),
         tuple(alone),
         followed,
-        alike,
-        sameness(x[mine], elsewhere),
+        likeness,
+        sameness(x[of_class], elsewhere),
         *early,
-        context_sameness(x[mine], at),
-        context_sameness(x[mine], elsewhere),
+        context_sameness(x[of_class], at),
+        context_sameness(x[of_class], elsewhere),
         place_entropy(where),
         place_entropy(anywhere),
         float(edge_distance(where).mean()),
@@ -288,7 +290,7 @@ def _class(
         leak(spectrum_statistics(x), y == k, config.seed),
         pattern_leak,
         divergence,
-        tuple(rows[mine].tolist()),
+        tuple(rows[of_class].tolist()),
         at,
     )
 
@@ -314,7 +316,7 @@ def _followed(
     y: Tensor,
     maps: Tensor,
     at: Boxes,
-    alike: Tensor,
+    likeness: Tensor,
     generator: torch.Generator,
     config: RelianceConfig,
 ) -> tuple[dict[str, Followed], float, Tensor]:
@@ -324,22 +326,22 @@ def _followed(
     mark, these do, and the choice does not depend on what the transplants will do.
     """
     is_class = y == k
-    mine, others = is_class.nonzero()[:, 0], (~is_class).nonzero()[:, 0]
-    givers = torch.argsort(alike, descending=True, stable=True)[: -(-len(mine) // 2)]
+    of_class, others = is_class.nonzero()[:, 0], (~is_class).nonzero()[:, 0]
+    givers = torch.argsort(likeness, descending=True, stable=True)[: -(-len(of_class) // 2)]
     half = torch.zeros(len(x), dtype=torch.long)
-    for part in (mine, others):  # both halves have images of both
+    for part in (of_class, others):  # both halves have images of both
         half[part[torch.randperm(len(part), generator=generator)]] = torch.arange(len(part)) % 2
     results: list[dict[str, Followed]] = []
     scores, divergence = torch.zeros(len(x)), torch.zeros(maps.shape[1:])
     for side in (0, 1):
         receivers, learn = others[half[others] == side], half != side
-        n = config.receivers * len(mine) // 2
+        n = config.receivers * len(of_class) // 2
         donors = givers[torch.arange(n) % len(givers)]
         into = receivers[torch.randperm(n, generator=generator) % len(receivers)]
         null = others[torch.randint(len(others), (n,), generator=generator)]
         pattern = pattern_of(x[learn], is_class[learn])
         shuffled = shuffled_pattern(x[learn], is_class[learn], generator)
-        pairs = Pairs(k, x[mine[donors]], at.rows(donors), x[into], maps[mine[donors]], x[null], maps[null])
+        pairs = Pairs(k, x[of_class[donors]], at.rows(donors), x[into], maps[of_class[donors]], x[null], maps[null])
         seed = config.seed + 31 * k + side
         results.append(transplants(model, pairs, pattern, shuffled, seed, has_plain_edges(x)))
         scores[~learn] = pattern.score(x[~learn])

@@ -173,9 +173,9 @@ def _believed(audit: Audit) -> str:
     parts = [f"<section class='verdict {answer.level}'><h2>{esc(answer.question)}</h2>{_short(answer)}"]
     parts.append(_finds(f for f in answer.sentences if not f.about))
     for name, info in audit.explainers.items():
-        mine = [f for f in answer.sentences if f.about == name]
+        about_it = [f for f in answer.sentences if f.about == name]
         parts.append(
-            f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', 'not verified'))}</span></h3>{_finds(mine)}"
+            f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', 'not verified'))}</span></h3>{_finds(about_it)}"
         )
     return "".join(parts) + "</section>"
 
@@ -262,8 +262,8 @@ def _group(audit: Audit, title: str, metrics: tuple[str, ...], why: str) -> str:
     parts = [f"<h2>{title}</h2><p class='pale'>{why}</p>"]
     for name, info in audit.explainers.items():
         rows = {f"explainer/{name}/{m}": audit.metrics.get(f"explainer/{name}/{m}") for m in metrics}
-        there = {k: m for k, m in rows.items() if m is not None and m.status == "passed"}
-        if not there:
+        measured = {k: m for k, m in rows.items() if m is not None and m.status == "passed"}
+        if not measured:
             continue
         stages = {
             k: m
@@ -271,7 +271,7 @@ def _group(audit: Audit, title: str, metrics: tuple[str, ...], why: str) -> str:
             if "randomisation" in metrics and k.startswith(f"explainer/{name}/randomisation/") and m.status == "passed"
         }
         tag = f"<span class='tag'>{esc(info.get('kind', ''))}</span>"
-        parts.append(f"<h3>{esc(name)}{tag}</h3>{_table(there | stages)}")
+        parts.append(f"<h3>{esc(name)}{tag}</h3>{_table(measured | stages)}")
     return "".join(parts) if len(parts) > 1 else ""
 
 

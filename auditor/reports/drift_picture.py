@@ -33,8 +33,8 @@ def drift_picture(
     ax = axes["concepts"]
     order = sorted(range(len(drift.matched)), key=lambda i: -drift.matched[i][2])  # the same in both pictures
     rows, change = [drift.matched[i] for i in order], drift.change[order]
-    gone = {(i, j) for i, j, _ in rows if i in drift.died or j in drift.born}
-    ax.bar(range(len(rows)), [s for *_, s in rows], color=[RED if (i, j) in gone else BLUE for i, j, _ in rows])
+    unmatched = {(i, j) for i, j, _ in rows if i in drift.died or j in drift.born}
+    ax.bar(range(len(rows)), [s for *_, s in rows], color=[RED if (i, j) in unmatched else BLUE for i, j, _ in rows])
     ax.axhspan(drift.null_low, drift.null_high, color=GREY, alpha=0.5, label="null band of the mean similarity")
     ax.axhline(sum(drift.within) / 2, color="black", linewidth=1, linestyle=":", label="re-fits of one version, mean")
     ax.axhline(drift.similarity, color="black", linewidth=1, linestyle="--", label="mean similarity of A and B")

@@ -57,11 +57,11 @@ def _reliance(changes: Changes, names: tuple[str, str]) -> str:
         return f"<section class='verdict warn'>{title}<p>Not compared: {esc(changes.not_measured)}.</p></section>"
     worse = [c for c in changes.reliance if "found" in c.verdict[1:] and c.verdict[0] != "found"]
     level = "bad" if any(c.verdict[1] == "found" for c in changes.reliance) else "good"
-    said = f"<p><b>{len(worse)} of {len(changes.reliance)} classes hang on one thing that did not before.</b></p>"
+    summary = f"<p><b>{len(worse)} of {len(changes.reliance)} classes hang on one thing that did not before.</b></p>"
     head = f"<th>class</th><th>{esc(names[0])}</th><th>{esc(names[1])}</th><th></th>"
     body = "".join(_row(c) for c in changes.reliance)
     table = f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    return f"<section class='verdict {level}'>{title}{said}{table}</section>"
+    return f"<section class='verdict {level}'>{title}{summary}{table}</section>"
 
 
 def _row(c: ClassChange) -> str:

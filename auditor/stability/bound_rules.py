@@ -353,8 +353,8 @@ def _shape(node: Node) -> Shape:
     return tuple(int(n) for n in _value(node).shape[1:])
 
 
-def _filled(given: list[Any], defaults: list[Any]) -> list[Any]:
-    return [*given, *defaults[len(given) :]]
+def _filled(values: list[Any], defaults: list[Any]) -> list[Any]:
+    return [*values, *defaults[len(values) :]]
 
 
 def _constant_size(value: Any) -> Any:

@@ -167,10 +167,10 @@ class Sampler:
         """Return activations, logits and gradients of (images, copies, …), each (images, copies, numbers)."""
         n, copies = x.shape[:2]
         flat = x.flatten(0, 1).detach().requires_grad_(True)
-        wanted = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
+        classes = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
         with torch.enable_grad():
             logits, activations = self.subject.run(flat, [self.layer])
-            (g,) = torch.autograd.grad(logits.gather(1, wanted[:, None]).sum(), flat)
+            (g,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), flat)
         a = activations[self.layer].detach().flatten(1).double()
         return a.view(n, copies, -1), logits.detach().view(n, copies, -1), g.flatten(1).double().view(n, copies, -1)
 

@@ -202,28 +202,28 @@ class BlockAdmm:
         cfg, maps, beta, T = self.config, self.maps, self.beta, len(self.maps)
         x, y = self.x[rows], self.y[rows]
         U = [self.variables.read(f"U{t}", rows) if f"U{t}" in self.variables else None for t in range(1, T + 1)]
-        here: list[Around] = []  # block t about where its input starts
+        linearised: list[Around] = []  # block t about where its input starts
         Z, near, gap = [x], [x], [x]  # near: f_t(Z_{t-1}) - U_t, what the lower term pulls Z_t to; gap: Z_t - near
         for t, (f, u) in enumerate(zip(maps, U, strict=True), 1):
-            here.append(f.around(Z[-1]))
-            near.append(here[-1].out if u is None else here[-1].out - u)
+            linearised.append(f.around(Z[-1]))
+            near.append(linearised[-1].out if u is None else linearised[-1].out - u)
             # from the chained pass less the duals every coupling term is zero, and only J moves the variables
             Z.append(self.variables.read(f"Z{t}", rows) if "Z1" in self.variables else near[-1])
             gap.append(Z[-1] - near[-1])
-        loss = self.loss.value(self._chained(here[0].out) if len(self.variables) else near[-1], y).double()
+        loss = self.loss.value(self._chained(linearised[0].out) if len(self.variables) else near[-1], y).double()
         Z[T] = self.loss.prox(near[T], y, beta[-1])
         gap[T] = Z[T] - near[T]
         moves: dict[int, Tensor] = {}
         for t in range(T - 1, 0, -1):
-            moves[t] = self.steps[t].descend(here[t], gap[t], gap[t + 1], beta[t - 1], beta[t], self.batches)
+            moves[t] = self.steps[t].descend(linearised[t], gap[t], gap[t + 1], beta[t - 1], beta[t], self.batches)
             Z[t], gap[t] = Z[t] + moves[t], gap[t] + moves[t]
-        changed = [torch.zeros_like(here[0].out)]  # what the moves change of block t's output; X does not move
+        changed = [torch.zeros_like(linearised[0].out)]  # what the moves change of block t's output; X does not move
         for t in range(1, T):
-            changed.append(here[t].change(moves[t]))
+            changed.append(linearised[t].change(moves[t]))
             if cfg.carry:
                 Z[t + 1] = Z[t + 1] + changed[t]
                 moves[t + 1] = moves[t + 1] + changed[t] if t + 1 < T else changed[t]
-        outs = [at.out + c for at, c in zip(here, changed, strict=True)]
+        outs = [at.out + c for at, c in zip(linearised, changed, strict=True)]
         errors = [-g if cfg.carry else c - g for g, c in zip(gap[1:], changed, strict=True)]  # f_t(Z_{t-1}) - Z_t - U_t
         made = list(each(self._learn, range(T), Z[:-1], outs, errors))
         if cfg.dual_step:
@@ -304,8 +304,8 @@ class BlockAdmm:
             yield self.blocks
         finally:
             with torch.no_grad():
-                for p, mine in zip(self._parameters(), current, strict=bool(current)):
-                    p.copy_(mine)
+                for p, local in zip(self._parameters(), current, strict=bool(current)):
+                    p.copy_(local)
 
     def save(self, folder: str | Path) -> None:
         """Write everything needed to go on from here: safetensors and JSON."""
@@ -345,14 +345,14 @@ class _StepRule:
         self.length = length
         self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
 
-    def descend(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float, batch: int) -> Tensor:
+    def descend(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float, batch: int) -> Tensor:
         """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - wanted|^2.
 
-        ``gap`` is Z_t - near_t at the start, ``wanted`` that of the variable above after its steps.
+        ``gap`` is Z_t - near_t at the start, ``goal`` that of the variable above after its steps.
         """
         cfg = self.config
         if cfg.z_optimizer in ("adam", "sgd"):
-            return self._printed(here, gap, wanted, beta, above)
+            return self._printed(around, gap, goal, beta, above)
         key = (beta, above, batch // cfg.refresh)
         if key != self.key:
             self.key, self.matrix = key, None
@@ -360,10 +360,10 @@ class _StepRule:
             if gram is not None:
                 self._measure(gram, beta, above)
         if self.matrix is None and self.norm is None:
-            return self._backtrack(here, gap, wanted, beta, above)
+            return self._backtrack(around, gap, goal, beta, above)
         move: Tensor | None = None
         for _ in range(cfg.z_steps):
-            _, pulled = here.pull(move, wanted)
+            _, pulled = around.pull(move, goal)
             grad = pulled.mul_(above).add_(gap if move is None else gap + move, alpha=beta)
             if self.matrix is not None:
                 step = cfg.z_lr * (grad.flatten(1) @ self.matrix).view(grad.shape)
@@ -387,11 +387,11 @@ class _StepRule:
         assert self.norm is not None
         self.norm = self.norm * 1.05  # power iteration comes from below
 
-    def _printed(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float) -> Tensor:
+    def _printed(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor:
         cfg = self.config
         m = s = move = torch.zeros_like(gap)
         for k in range(1, cfg.z_steps + 1):
-            _, pulled = here.pull(move, wanted)
+            _, pulled = around.pull(move, goal)
             grad = above * pulled + beta * (gap + move)
             if cfg.z_optimizer == "sgd":
                 move = move - cfg.z_lr * grad
@@ -400,18 +400,18 @@ class _StepRule:
             move = move - cfg.z_lr * (m / (1 - 0.9**k)) / ((s / (1 - 0.999**k)).sqrt() + 1e-8)
         return move
 
-    def _backtrack(self, here: Around, gap: Tensor, wanted: Tensor, beta: float, above: float) -> Tensor:
+    def _backtrack(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor:
         def value(point: Tensor, changed: Tensor) -> Tensor:
-            return 0.5 * beta * (gap + point).square().sum() + 0.5 * above * (changed - wanted).square().sum()
+            return 0.5 * beta * (gap + point).square().sum() + 0.5 * above * (changed - goal).square().sum()
 
         move = torch.zeros_like(gap)
         for _ in range(self.config.z_steps):
-            changed, pulled = here.pull(move, wanted)
+            changed, pulled = around.pull(move, goal)
             grad = above * pulled + beta * (gap + move)
             now = value(move, changed)
             for _ in range(20):
                 tried = move - self.config.z_lr * self.length / beta * grad
-                if bool(value(tried, here.change(tried)) <= now):
+                if bool(value(tried, around.change(tried)) <= now):
                     move, self.length = tried, min(1.0, self.length * 1.2)
                     break
                 self.length /= 2

@@ -59,9 +59,9 @@ class Around:
         """Return f(z + m) - f(z)."""
         return self.calculus.out(self.z + move) - self.out
 
-    def pull(self, move: Tensor | None, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def pull(self, move: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change and the gradient in m of 1/2 |f(z + m) - f(z) - wanted|^2; no move is a move of zero."""
-        out, grad = self.calculus.pull(self.z if move is None else self.z + move, self.out + wanted)
+        out, grad = self.calculus.pull(self.z if move is None else self.z + move, self.out + goal)
         return out - self.out, grad
 
 
@@ -87,14 +87,14 @@ class AffineAround(Around):
         # on: W m, at least -f(z); off: what rises above zero
         return torch.maximum(through + self.before.clamp(max=0), -self.out)
 
-    def pull(self, move: Tensor | None, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def pull(self, move: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change and the gradient."""
         if move is None:
-            changed, error, active = torch.zeros_like(wanted), -wanted, self.out
+            changed, error, active = torch.zeros_like(goal), -goal, self.out
         else:
             through = self._through(move)
             changed = self._changed(through)
-            error, active = changed - wanted, through if self.before is None else through + self.before
+            error, active = changed - goal, through if self.before is None else through + self.before
         if self.before is not None:
             error = error.mul_(active > 0)
         return changed, (error @ self.weight).view(self.z.shape)

@@ -80,8 +80,8 @@ def load(run: BlockAdmm, folder: Path) -> None:
             f"block-admm: {folder} holds no checkpoint that can be read ({' '.join(str(err).split())[:100]}); "
             "start without it."
         ) from err
-    wanted = _stamp(run)
-    differ = sorted(k for k in wanted if state["stamp"].get(k) != wanted[k])
+    expected = _stamp(run)
+    differ = sorted(k for k in expected if state["stamp"].get(k) != expected[k])
     if differ:
         raise OptionError(
             f"block-admm: the checkpoint in {folder} was made with another {', '.join(differ)}; give the same, or "

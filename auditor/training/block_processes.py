@@ -32,7 +32,7 @@ class BlockWorkers:
         self.run = run
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
-        self._mine: list[list[int]] = []
+        self._blocks_of: list[list[int]] = []
         n = len(run.x)
         most = -(-n // max(1, round(n / run.config.batch)))
         shapes = run.shapes
@@ -52,19 +52,22 @@ class BlockWorkers:
             block.share_memory()
         try:
             for i in range(n_workers):
-                mine = list(range(i, len(run.blocks), n_workers))
-                here, there = context.Pipe()
-                states = [None if (o := run.optimizers[t]) is None else o.state_dict() for t in mine]
-                blocks, buffers = [run.blocks[t] for t in mine], [self._buffers[t] for t in mine]
-                arguments = (there, dict(zip(mine, zip(blocks, buffers, states, strict=True), strict=True)))
+                block_numbers = list(range(i, len(run.blocks), n_workers))
+                parent_end, child_end = context.Pipe()
+                states = [None if (o := run.optimizers[t]) is None else o.state_dict() for t in block_numbers]
+                blocks, buffers = [run.blocks[t] for t in block_numbers], [self._buffers[t] for t in block_numbers]
+                arguments = (
+                    child_end,
+                    dict(zip(block_numbers, zip(blocks, buffers, states, strict=True), strict=True)),
+                )
                 process = context.Process(
                     target=_work, args=(*arguments, run.config, n_threads), name=f"block-admm-{i}", daemon=True
                 )
                 process.start()
-                there.close()  # so that a process that dies is an end of file here
+                child_end.close()  # so that a process that dies is an end of file here
                 self._processes.append(process)
-                self._pipes.append(here)
-                self._mine.append(mine)
+                self._pipes.append(parent_end)
+                self._blocks_of.append(block_numbers)
         except BaseException:
             self._end()
             raise
@@ -84,12 +87,12 @@ class BlockWorkers:
     ) -> list[Tensor]:
         """Learn all blocks at the same time; like ``map(run._learn, …)``."""
         run, rows = self.run, len(zs[0])
-        for t, *given in zip(ts, zs, outs, errors, strict=True):
-            for buffer, value in zip(self._buffers[t], given, strict=True):
+        for t, *arguments in zip(ts, zs, outs, errors, strict=True):
+            for buffer, value in zip(self._buffers[t], arguments, strict=True):
                 buffer[:rows].copy_(value)
-        for i, mine in enumerate(self._mine):
+        for i, block_numbers in enumerate(self._blocks_of):
             orders = []
-            for t in mine:
+            for t in block_numbers:
                 optimizer = run.optimizers[t]
                 orders.append((t, run.beta[t] / rows, 0.0 if optimizer is None else optimizer.param_groups[0]["lr"]))
             self._send(i, (rows, orders))
@@ -99,9 +102,9 @@ class BlockWorkers:
 
     def fetch(self) -> None:
         """Copy the optimizers' state back, so that the run can be saved or go on without processes."""
-        for i, mine in enumerate(self._mine):
+        for i, block_numbers in enumerate(self._blocks_of):
             self._send(i, "state")
-            for t, state in zip(mine, self._answer(i), strict=True):
+            for t, state in zip(block_numbers, self._answer(i), strict=True):
                 optimizer = self.run.optimizers[t]
                 if optimizer is not None:
                     optimizer.load_state_dict(state)
@@ -122,7 +125,7 @@ class BlockWorkers:
         return value
 
     def _names(self, i: int) -> str:
-        return ", ".join(str(t + 1) for t in self._mine[i])
+        return ", ".join(str(t + 1) for t in self._blocks_of[i])
 
     def _dead(self, i: int) -> AuditError:
         self._processes[i].join(PATIENCE_S)
@@ -141,7 +144,7 @@ class BlockWorkers:
                 process.kill()
                 process.join()
             process.close()
-        self._processes, self._pipes, self._mine = [], [], []
+        self._processes, self._pipes, self._blocks_of = [], [], []
 
 
 def _shared(n: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:

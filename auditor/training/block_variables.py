@@ -112,8 +112,8 @@ def check_room(
 def room(like: Tensor, folder: Path | None) -> int:
     """Return the bytes that are free: on disk for a folder, on the GPU or in main memory otherwise."""
     if folder is not None:
-        there = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
-        return shutil.disk_usage(there).free
+        existing = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
+        return shutil.disk_usage(existing).free
     if like.is_cuda:
         return int(torch.cuda.mem_get_info(like.device)[0])
     with suppress(OSError, ValueError, IndexError):

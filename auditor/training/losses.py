@@ -94,12 +94,12 @@ class Triplet(Loss):
         with torch.enable_grad():
             for _ in range(self.steps):
                 z = z.requires_grad_()
-                here = objective(z)
-                (grad,) = torch.autograd.grad(here, z)
+                value = objective(z)
+                (grad,) = torch.autograd.grad(value, z)
                 z = z.detach()
                 for _ in range(8):
                     tried = z - step * grad
-                    if objective(tried) <= here:
+                    if objective(tried) <= value:
                         z = tried
                         break
                     step /= 2

@@ -57,9 +57,9 @@ def cycles(
     if name not in METHODS:
         raise OptionError(f"optimizer {name!r} is not known; choose from {', '.join(METHODS)}.")
     make, config, preset, decays = METHODS[name]
-    given = {**preset, **({"decay_epochs": epochs} if decays and epochs else {}), **settings}
+    merged = {**preset, **({"decay_epochs": epochs} if decays and epochs else {}), **settings}
     try:
-        return make(blocks, x, y, config(**given))
+        return make(blocks, x, y, config(**merged))
     except ValidationError as error:
         first = error.errors()[0]
         option = ".".join(str(part) for part in first["loc"])

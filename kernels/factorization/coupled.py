@@ -370,7 +370,7 @@ def project_coupled(X: Sequence[Tensor | None], P: Sequence[Tensor], latent: flo
 
     A block that is None is left out with its basis; at least one must be there.
     """
-    there = [(x, p) for x, p in zip(X, P, strict=True) if x is not None]
-    if not there:
+    present = [(x, p) for x, p in zip(X, P, strict=True) if x is not None]
+    if not present:
         raise ValueError("coupled: all blocks are missing; give pixels or the activations of at least one layer.")
-    return project(torch.cat([x for x, _ in there]), torch.cat([p for _, p in there]), l2=latent)
+    return project(torch.cat([x for x, _ in present]), torch.cat([p for _, p in present]), l2=latent)

@@ -73,14 +73,14 @@ def projected(X: Tensor, M: Tensor) -> Tensor:
     return S.reshape(M.shape[1], n, positions).permute(1, 0, 2).contiguous()
 
 
-def score_step(S: Tensor, X: Tensor, M: Tensor, asked: Tensor, n_sweeps: int = 8) -> Tensor:
-    """Return the S >= 0 that minimises  (1/2)|X - M S|^2 - <asked, S>,  by coordinate passes from ``S``.
+def score_step(S: Tensor, X: Tensor, M: Tensor, linear: Tensor, n_sweeps: int = 8) -> Tensor:
+    """Return the S >= 0 that minimises  (1/2)|X - M S|^2 - <linear, S>,  by coordinate passes from ``S``.
 
-    ``asked`` is what the head asks of the scores,  (kappa/gamma) h'^T (L - h(S)):  its quadratic term is taken as
+    ``linear`` is what the head asks of the scores,  (kappa/gamma) h'^T (L - h(S)):  its quadratic term is taken as
     linear here, one prox-linear step.
     """
     n, _, positions = X.shape
-    return _columns(sweep(_rows(S), _rows(M.T @ X + asked), M.T @ M, n_sweeps), n, positions)
+    return _columns(sweep(_rows(S), _rows(M.T @ X + linear), M.T @ M, n_sweeps), n, positions)
 
 
 def _rows(S: Tensor) -> Tensor:

@@ -264,11 +264,11 @@ def _start(
     X: Tensor, rank: int, measured: Energy, seed: int, init: str, W0: Tensor | None, S0: Tensor | None, signed: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return W, S and, where the start has formed it, W^T X."""
-    for name, given, wanted in (("W0", W0, (X.shape[0], rank)), ("S0", S0, (rank, X.shape[1]))):
-        if given is not None and tuple(given.shape) != wanted:
-            raise ValueError(f"NMF: {name} must have shape {wanted}, got {tuple(given.shape)}.")
-        if given is not None and not (signed and name == "W0") and float(given.min()) < 0:
-            raise ValueError(f"NMF: {name} must be non-negative, got a smallest value of {float(given.min()):.4g}.")
+    for name, start, shape in (("W0", W0, (X.shape[0], rank)), ("S0", S0, (rank, X.shape[1]))):
+        if start is not None and tuple(start.shape) != shape:
+            raise ValueError(f"NMF: {name} must have shape {shape}, got {tuple(start.shape)}.")
+        if start is not None and not (signed and name == "W0") and float(start.min()) < 0:
+            raise ValueError(f"NMF: {name} must be non-negative, got a smallest value of {float(start.min()):.4g}.")
     generator = torch.Generator().manual_seed(seed)
     if W0 is not None:
         W = W0.detach().to(X)

@@ -191,9 +191,9 @@ def _pass(watching: bool) -> Any:
             first = builder.mul(rows.index, stride)
             with cgutils.for_range(builder, rank) as others:
                 h = builder.load(builder.gep(H, [builder.add(first, others.index)]))
-                each, there = _splat(builder, h, _FLOATS), builder.mul(others.index, tile)
+                each, row_start = _splat(builder, h, _FLOATS), builder.mul(others.index, tile)
                 for v in range(VECTORS):
-                    pull = builder.fmul(each, _load(builder, _line(builder, s, there, v)), flags=_FUSED)
+                    pull = builder.fmul(each, _load(builder, _line(builder, s, row_start, v)), flags=_FUSED)
                     builder.store(builder.fsub(builder.load(sums[v]), pull, flags=_FUSED), sums[v])
             for v in range(VECTORS):
                 line, value = _line(builder, s, row, v), builder.load(sums[v])

@@ -50,12 +50,12 @@ def projected_gradient(
         s, new_value, new_g = s.clone(), value.clone(), g.clone()
         size[pending] /= SHRINK  # a little bolder than last time
         for _ in range(MAX_SHRINKS):
-            here = s[pending]
-            there = (here - size[pending, None] * g[pending]).clamp(0, 1)
-            tried, grad = evaluate(there, pending)
-            enough = tried <= value[pending] + DECREASE * (g[pending] * (there - here)).sum(1)
+            current = s[pending]
+            candidate = (current - size[pending, None] * g[pending]).clamp(0, 1)
+            tried, grad = evaluate(candidate, pending)
+            enough = tried <= value[pending] + DECREASE * (g[pending] * (candidate - current)).sum(1)
             done = pending[enough]
-            s[done], new_value[done], new_g[done] = there[enough], tried[enough], grad[enough]
+            s[done], new_value[done], new_g[done] = candidate[enough], tried[enough], grad[enough]
             pending = pending[~enough]
             if not len(pending):
                 break

@@ -166,11 +166,11 @@ class FrankWolfe:
         if not self.is_lazy:
             v = polytope.vertex(g)
             return v, _dot(g, s - v), is_exact
-        v, here = torch.zeros_like(s), _dot(g, s)
+        v, value = torch.zeros_like(s), _dot(g, s)
         for row in (status == Status.RUNNING).nonzero().squeeze(1).tolist():
             scores = active[row].scores(g[row])
             a = int(scores.argmin())
-            if float(here[row] - scores[a]) >= float(phi[row]) / 2 > 0:
+            if float(value[row] - scores[a]) >= float(phi[row]) / 2 > 0:
                 v[row] = active[row].vertex(a)
                 is_exact[row] = False
         ask = is_exact.nonzero().squeeze(1)
@@ -277,7 +277,7 @@ def solve(
             limit = Status.TIME_LIMIT
             break
         stepped = now
-    best_value, gap, n_asked = _certified(solver, objective, polytope, best_s, best_value, gap, is_exact)
+    best_value, gap, n_calls = _certified(solver, objective, polytope, best_s, best_value, gap, is_exact)
     return Solution(
         s=best_s,
         value=best_value,
@@ -285,8 +285,8 @@ def solve(
         best_gap=gap if solver.variant == "stochastic" else torch.minimum(step.best_gap, gap),
         status=[Status(int(c)) if c != Status.RUNNING else limit for c in step.status],
         steps=step.t,
-        oracle_calls=step.oracle_calls + n_asked,
-        gradient_calls=step.gradient_calls + n_asked,
+        oracle_calls=step.oracle_calls + n_calls,
+        gradient_calls=step.gradient_calls + n_calls,
         seconds=time.monotonic() - started,
         history=torch.stack(history),
     )

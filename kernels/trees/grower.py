@@ -96,8 +96,8 @@ class TreeGrower:
         self._tiles = -(-n_features // TILE)
         self._lanes = -(-(n_outputs + 1) // LANES) * LANES
         # by default a thread gets eight tiles at least: below that waiting for each other costs more than it saves
-        wanted = threads or min(len(os.sched_getaffinity(0)), self._tiles // 8)
-        self._threads = max(1, min(wanted, self._tiles))
+        n_threads = threads or min(len(os.sched_getaffinity(0)), self._tiles // 8)
+        self._threads = max(1, min(n_threads, self._tiles))
         self._span = span
         self._root: _Node | None = None
         self._block_size = self._tiles * TILE * self._n_codes * self._lanes
@@ -149,11 +149,11 @@ class TreeGrower:
         self._pool = aligned(max(self._n_blocks, 1) * self._block_size, np.int32, fill=None)
         self._free = list(range(self._n_blocks))
 
-    def _make_room(self, wanted: int, y: Floats) -> bool:
+    def _make_room(self, n_rows: int, y: Floats) -> bool:
         """Return whether the step of the fixed-point targets had to change, so that histograms must be made anew."""
         stale = self._root is None
-        if wanted > self._capacity:
-            self._reserve(max(wanted, 2 * self._capacity))
+        if n_rows > self._capacity:
+            self._reserve(max(n_rows, 2 * self._capacity))
             stale = True
         low, high = float(y.min()), float(y.max())
         if self._span is None or low < self._span[0] or high > self._span[1]:
@@ -201,12 +201,12 @@ class TreeGrower:
         for i, task in enumerate(tasks):
             task.node.mean = described.mean[i]
         n_rows = nodes.stop - nodes.start
-        wanted = described.energy > PURE * n_rows * self.n_outputs
-        wanted &= np.array([self._can_split(task.node) for task in tasks])
-        busy = np.flatnonzero(wanted | (nodes.mode != LOCAL))  # an unwanted histogram may still be a sibling's
+        impure = described.energy > PURE * n_rows * self.n_outputs
+        impure &= np.array([self._can_split(task.node) for task in tasks])
+        busy = np.flatnonzero(impure | (nodes.mode != LOCAL))  # a pure node's histogram may still be a sibling's
         splits = [NO_SPLIT] * len(tasks)
         if len(busy):
-            best = self._searched([tasks[i] for i in busy.tolist()], busy, nodes, wanted, targets, described, share)
+            best = self._searched([tasks[i] for i in busy.tolist()], busy, nodes, impure, targets, described, share)
             for i, split in zip(busy.tolist(), best, strict=True):
                 splits[i] = split
         floor = self.limits.min_gain * self.n_rows * self.n_outputs
@@ -245,16 +245,16 @@ class TreeGrower:
         tasks: list[_Task],
         busy: NDArray[np.int64],
         nodes: Nodes,
-        wanted: NDArray[np.bool_],
+        impure: NDArray[np.bool_],
         targets: Targets,
         described: NodeTargets,
         share: Callable[..., None],
     ) -> list[tuple[float, int, int]]:
         """Return the best split of the nodes ``busy``, each thread searching its share of the tiles."""
-        if len(busy) < len(wanted):
+        if len(busy) < len(impure):
             nodes = Nodes(nodes.rows, nodes.start[busy], nodes.stop[busy], nodes.mode[busy])
             described = NodeTargets._make(column if column is described.local else column[busy] for column in described)
-            wanted = wanted[busy]
+            impure = impure[busy]
         histograms = self._histograms_of(tasks, nodes.start)
         limits = (self.limits.leaf_rows, self.limits.balance)
         tiles = np.linspace(0, self._tiles, self._threads + 1).astype(int).tolist()
@@ -266,7 +266,7 @@ class TreeGrower:
             features = Features(tiles[i], tiles[i + 1], self._n_codes, self._codes, self._plain)
             room = scratch((tiles[i + 1] - tiles[i]) * TILE, self._n_codes, self.n_outputs)
             splits = Splits(gain[i], feature[i], threshold[i])
-            search(features, nodes, wanted, targets, described, histograms, limits, room, splits)
+            search(features, nodes, impure, targets, described, histograms, limits, room, splits)
 
         share(search_share, self._threads)
         ties = EVEN * described.energy

@@ -206,7 +206,7 @@ def _top_two(room: Scratch, share: Any, best: Any, second: Any, at: int) -> None
 def search(
     features: Features,
     nodes: Nodes,
-    wanted: Any,
+    impure: Any,
     targets: Targets,
     described: NodeTargets,
     histograms: Histograms,
@@ -214,7 +214,7 @@ def search(
     room: Scratch,
     splits: Splits,
 ) -> None:
-    """Find, for every wanted node, the best split among ``features``; ``limits`` are leaf rows and balance.
+    """Find, for every impure node, the best split among ``features``; ``limits`` are leaf rows and balance.
 
     A tiny node is decided by a table of all its splits. For the others, histograms propose features tile by tile, and
     exact sums of those few decide. Histograms of GROWN nodes take further rows into their block of the pool; SUBTRACTED
@@ -229,7 +229,7 @@ def search(
             _gather(features.plain, nodes.rows[nodes.start[node] : nodes.stop[node]], features.first_tile, near)
         share = _shares(m, limits[0], limits[1])
         if is_local and m <= MOST_SUBSET_ROWS:
-            _split_tiny(node, features, near, nodes, wanted[node], targets.y, described, share, splits)
+            _split_tiny(node, features, near, nodes, impure[node], targets.y, described, share, splits)
             node += 1
             continue
         after, other_share = node + 1, share
@@ -238,13 +238,13 @@ def search(
             after += 1
         for tile in range(features.first_tile, features.last_tile):
             for i in range(node, after):
-                _propose(tile, i, features, near, nodes, wanted[i], targets.fixed, described, histograms, room)
-                if wanted[i]:
+                _propose(tile, i, features, near, nodes, impure[i], targets.fixed, described, histograms, room)
+                if impure[i]:
                     at, of_pair = (tile - features.first_tile) * TILE, i - node
                     _top_two(room, share if i == node else other_share, room.best[of_pair], room.second[of_pair], at)
         for i in range(node, after):
             gain, feature, threshold = -np.inf, -1, -1
-            if wanted[i]:
+            if impure[i]:
                 best, second = room.best[i - node], room.second[i - node]
                 its_share = share if i == node else other_share
                 gain, feature, threshold = _decide(
@@ -260,7 +260,7 @@ def _split_tiny(
     features: Features,
     near: Any,
     nodes: Nodes,
-    is_wanted: bool,
+    is_impure: bool,
     y: Any,
     described: NodeTargets,
     share: Any,
@@ -268,7 +268,7 @@ def _split_tiny(
 ) -> None:
     """Decide a node of a few rows: the gain of each of its splits is in one table."""
     gain, feature, threshold = -np.inf, -1, -1
-    if is_wanted:
+    if is_impure:
         gains = subset_gains(y, nodes.rows[nodes.start[node] : nodes.stop[node]], described.mean[node], share)
         gain, feature, threshold = best_by_subsets(near, gains, EVEN * described.energy[node])
         if feature >= 0:
@@ -283,13 +283,13 @@ def _propose(
     features: Features,
     near: Any,
     nodes: Nodes,
-    is_wanted: bool,
+    is_impure: bool,
     fixed: Any,
     described: NodeTargets,
     histograms: Histograms,
     room: Scratch,
 ) -> None:
-    """Bring node ``i``'s histogram of a tile up to date; for a wanted node set ``lefts`` and ``length`` of its bins."""
+    """Bring node ``i``'s histogram of a tile up to date; an impure node gets ``lefts`` and ``length`` of bins."""
     n_codes, lanes, width = features.n_codes, described.lanes[i], fixed.shape[1]
     is_local = nodes.mode[i] == LOCAL
     used, lefts, length, means = (
@@ -314,7 +314,7 @@ def _propose(
             offset = (tile * (width // LANES) + group) * TILE * n_codes * LANES
             base = histograms.block[i] * histograms.block_size + offset
             _update_block(i, tile, group * LANES, base, offset, features, nodes, fixed, histograms)
-        if is_wanted:
+        if is_impure:
             for q in range(TILE):
                 at = base + q * n_codes * LANES
                 if group == 0:

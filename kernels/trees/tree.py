@@ -114,8 +114,8 @@ def checked_codes(codes: Any, bits: int, n_features: int | None, where: str) -> 
     """Return ``codes`` as contiguous uint8, or say in one sentence what is wrong with them."""
     codes = np.asarray(codes)
     if codes.ndim != 2 or (n_features is not None and codes.shape[1] != n_features) or codes.shape[1] == 0:
-        wanted = f"(rows, {n_features if n_features is not None else 'features'})"
-        raise ValueError(f"{where}: codes must be {wanted}, got {codes.shape}. Pass one row of codes per image.")
+        expected = f"(rows, {n_features if n_features is not None else 'features'})"
+        raise ValueError(f"{where}: codes must be {expected}, got {codes.shape}. Pass one row of codes per image.")
     if codes.dtype.kind not in "ui":
         raise ValueError(f"{where}: codes must be integers, got {codes.dtype}. Quantise the features first.")
     if codes.size and (int(codes.max()) >= 2**bits or int(codes.min()) < 0):
@@ -130,8 +130,8 @@ def checked_targets(targets: Any, n_rows: int, n_outputs: int | None, where: str
     """Return ``targets`` as contiguous float64 (rows, outputs), or say in one sentence what is wrong with them."""
     y = np.ascontiguousarray(targets, dtype=np.float64)
     if y.ndim != 2 or len(y) != n_rows or y.shape[1] == 0 or (n_outputs is not None and y.shape[1] != n_outputs):
-        wanted = f"({n_rows}, {n_outputs if n_outputs is not None else 'outputs'})"
-        raise ValueError(f"{where}: targets must be {wanted} like the codes, got {y.shape}. Pass one row per image.")
+        expected = f"({n_rows}, {n_outputs if n_outputs is not None else 'outputs'})"
+        raise ValueError(f"{where}: targets must be {expected} like the codes, got {y.shape}. Pass one row per image.")
     if not np.isfinite(y).all():
         bad = int((~np.isfinite(y)).any(axis=1).sum())
         raise ValueError(f"{where}: targets must be finite, got NaN or infinity in {bad} of {n_rows} rows. Drop them.")

@@ -48,10 +48,10 @@ def compare(left: Mapping[str, Measure], right: Mapping[str, Measure]) -> list[R
 
 
 def _row(name: str, left: Measure | None, right: Measure | None) -> Row:
-    there = [side for side in (left, right) if side is not None and side.is_taken]
-    if not there:
+    measured = [side for side in (left, right) if side is not None and side.is_taken]
+    if not measured:
         return Row(name, left, right, None, "nowhere")
-    if left is None or right is None or len(there) < 2:
+    if left is None or right is None or len(measured) < 2:
         return Row(name, left, right, None, "missing")
     difference = right.value - left.value
     if difference == 0:

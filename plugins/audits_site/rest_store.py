@@ -46,10 +46,10 @@ class ServerStore:
 
     def models(self, text: str = "", token: str = "", limit: int = 20) -> Listing:
         """Return registered models whose name contains ``text``, each with its latest versions and aliases."""
-        asked = {"max_results": str(limit), "page_token": token}
+        query = {"max_results": str(limit), "page_token": token}
         if text:
-            asked["filter"] = f"name ILIKE {quoted('%' + text + '%')}"
-        answer = self._json("/registered-models/search", asked)
+            query["filter"] = f"name ILIKE {quoted('%' + text + '%')}"
+        answer = self._json("/registered-models/search", query)
         return Listing(answer.get("registered_models", []), answer.get("next_page_token", ""))
 
     def model(self, name: str) -> dict[str, Any]:
@@ -59,8 +59,8 @@ class ServerStore:
 
     def versions(self, name: str, token: str = "", limit: int = 25) -> Listing:
         """Return versions of a model, newest first."""
-        asked = {"filter": f"name = {quoted(name)}", "max_results": str(limit), "page_token": token}
-        answer = self._json("/model-versions/search", {**asked, "order_by": "version_number DESC"})
+        query = {"filter": f"name = {quoted(name)}", "max_results": str(limit), "page_token": token}
+        answer = self._json("/model-versions/search", {**query, "order_by": "version_number DESC"})
         return Listing(answer.get("model_versions", []), answer.get("next_page_token", ""))
 
     def version(self, name: str, version: str) -> dict[str, Any]:
@@ -89,8 +89,8 @@ class ServerStore:
             size += len(chunk)
         return h.hexdigest(), size
 
-    def _json(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        query = {k: v for k, v in asked.items() if v}
+    def _json(self, path: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        query = {k: v for k, v in parameters.items() if v}
         with self._app.test_client(use_cookies=False) as client:
             answer = client.get(f"{self._prefix}{API}{path}", query_string=query, headers=self._headers)
             if answer.status_code != 200:
@@ -99,10 +99,10 @@ class ServerStore:
             return document
 
     def _chunks(self, name: str, version: str, path: str) -> Iterator[bytes]:
-        asked = {"name": name, "version": version, "path": safe_path(path)}
+        query = {"name": name, "version": version, "path": safe_path(path)}
         with self._app.test_client(use_cookies=False) as client:
             answer = client.get(
-                f"{self._prefix}/model-versions/get-artifact", query_string=asked, headers=self._headers, buffered=False
+                f"{self._prefix}/model-versions/get-artifact", query_string=query, headers=self._headers, buffered=False
             )
             try:
                 if answer.status_code in (401, 403):

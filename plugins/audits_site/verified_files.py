@@ -138,10 +138,10 @@ def read_report(store: ServerStore, card: VersionCard) -> bytes:
     """Return the report of a version's latest audit, which must have the digest that the audit's tag names."""
     if card.audit is None:
         raise Refused(404, f"{card.uri} has not been audited, so there is no report.")
-    wanted = card.audit.usable().files.get("report.html")
-    if wanted is None:
+    digest = card.audit.usable().files.get("report.html")
+    if digest is None:
         raise TamperError(f"{card.uri}: the registry holds no digest of its report; run the audit again.")
-    return _pinned(store, card, "report.html", wanted)
+    return _pinned(store, card, "report.html", digest)
 
 
 def _pinned(store: ServerStore, card: VersionCard, name: str, digest: str) -> bytes:

@@ -84,8 +84,10 @@ def attach(
     ``before_commit(version, subject, name)`` is called when the artifact is stored and not yet visible.
     """
     name = check_name(name or explainer.name or explainer.kind)
-    here = uri.label if isinstance(uri, ModelVersion) else uri  # with the tags of now: fitting may have taken an hour
-    version = resolve(here, registered=True)
+    current = (
+        uri.label if isinstance(uri, ModelVersion) else uri
+    )  # with the tags of now: fitting may have taken an hour
+    version = resolve(current, registered=True)
     if subject is None or (subject.name, subject.version) != (version.name, version.version):
         subject = load_subject(version)
     if explainer.subject_digest_ != subject.digest:

@@ -187,21 +187,21 @@ def run_gate(
     source = _source(data)
     options: dict[str, Any] = {"config": config, "allow_pickle": allow_pickle, "progress": progress, "command": command}
     options["with_reliance"] = any(name.startswith("model/reliance/") for name in rules.limits)
-    mine = _fitting(version, subject, audit, source, fresh=fresh, store=store, **options)
+    audited = _fitting(version, subject, audit, source, fresh=fresh, store=store, **options)
     other = None
     drift = None
     if rules.needs_baseline and base is None:
-        judge(mine, rules)  # says which limit needs one
+        judge(audited, rules)  # says which limit needs one
     if base is not None:
         base_subject = load_subject(base, allow_pickle=allow_pickle)
         _same_task(subject, base_subject, version.label, base.uri)
-        same = source if source is not None else _again(mine)
+        same = source if source is not None else _again(audited)
         other = _fitting(base, base_subject, None, same, fresh=fresh, store=False, **options)
         if rules.needs_drift:
             earlier = passed_before(version, base, same.digest)
             others = honest_subjects(base_subject, honest, earlier, allow_pickle=allow_pickle)
-            drift = _drift(base_subject, subject, same, others, progress) | _reliance_change(other, mine)
-    gate = judge(mine, rules, other, drift)
+            drift = _drift(base_subject, subject, same, others, progress) | _reliance_change(other, audited)
+    gate = judge(audited, rules, other, drift)
     gate = replace(gate, model=version.label, baseline=base.uri if base is not None else "")
     if store:
         _store_verdict(gate, version)
@@ -239,7 +239,7 @@ def _again(audit: Audit) -> Data:
 def _fitting(
     version: ModelVersion,
     subject: Subject,
-    given: Audit | None,
+    supplied: Audit | None,
     data: Data | None,
     *,
     fresh: bool,
@@ -250,11 +250,11 @@ def _fitting(
     """Return an audit that speaks of what is there now: the one given, the stored one, or a new one."""
     explainers, broken = attached_explainers(version, subject)
     attached: dict[str, str | None] = {name: e.digest_ for name, e in explainers.items()} | dict.fromkeys(broken)
-    if given is not None:
-        reason = stale_reason(given, subject, attached, data)
+    if supplied is not None:
+        reason = stale_reason(supplied, subject, attached, data)
         if reason:
             raise TamperError(f"gate: the audit given is stale: {reason}; audit {version.label} again.")
-        return given
+        return supplied
     stored = None if fresh else latest_audit(version)
     reason = "there is none" if stored is None else stale_reason(stored, subject, attached, data)
     if not reason and with_reliance and stored is not None and stored.reliance is None:
@@ -269,14 +269,14 @@ def _fitting(
     return run_audit(version, data, store=store, fresh=fresh, subject=subject, **options)
 
 
-def _same_task(a: Subject, b: Subject, mine: str, baseline: str) -> None:
+def _same_task(a: Subject, b: Subject, name: str, baseline: str) -> None:
     from auditor.release.drift import check_comparable
 
     try:
         check_comparable(b, a)
     except AuditError as error:
         reason = str(error).removeprefix("compare: ")
-        raise OptionError(f"gate: the baseline {baseline} is of another task than {mine}: {reason}") from None
+        raise OptionError(f"gate: the baseline {baseline} is of another task than {name}: {reason}") from None
 
 
 def _reliance_change(before: Audit, after: Audit) -> dict[str, Measure]:

@@ -53,8 +53,8 @@ def explained_version(version: ModelVersion, subject: Any, options: AnswerOption
 
     attached = attached_names(version)
     named = None if options.explainers is None or EVERY in options.explainers else options.explainers
-    wanted = chosen_names(attached, named, attached)
-    explainers = {name: load(version, name, subject=subject) for name in attached if name in wanted}
+    names = chosen_names(attached, named, attached)
+    explainers = {name: load(version, name, subject=subject) for name in attached if name in names}
     layer = None
     for name in attached:
         try:

@@ -40,11 +40,11 @@ def passed_before(version: ModelVersion, baseline: ModelVersion, data_digest: st
 
 
 def honest_subjects(
-    a: Subject, given: Sequence[str], earlier: Sequence[str] = (), *, allow_pickle: bool | None = None
+    a: Subject, named: Sequence[str], earlier: Sequence[str] = (), *, allow_pickle: bool | None = None
 ) -> dict[str, Subject]:
     """Load honest versions by URI: those given, which must be like ``a``, else as many earlier ones as are."""
     subjects: dict[str, Subject] = {}
-    for uri in given:
+    for uri in named:
         subject = load_subject(resolve(uri), allow_pickle=allow_pickle)
         if not same_architecture(a, subject):
             raise OptionError(
@@ -54,7 +54,7 @@ def honest_subjects(
         if subject.digest == a.digest or subject.digest in {s.digest for s in subjects.values()}:
             raise OptionError(f"--honest {uri}: it is the same model as another one given; give other trainings.")
         subjects[uri] = subject
-    if given:
+    if named:
         return subjects
     for uri in earlier:
         try:

@@ -75,15 +75,15 @@ def attach(
 
     def renew_graph(version: ModelVersion, subject: Subject, name: str) -> None:
         nonlocal problem
-        problem = renew(version, subject, name, explainer, asked=bool(export))
+        problem = renew(version, subject, name, explainer, requested=bool(export))
 
     before_commit = renew_graph if export is not False else None
     attached = attachments.attach(
         explainer, uri, name, subject=subject, attach_anyway=attach_anyway, before_commit=before_commit
     )
     if export and problem:
-        here = uri.label if isinstance(uri, ModelVersion) else uri
-        raise ModelError(f"{attached.name} is attached to {here}, but the ONNX graph was not exported: {problem}")
+        current = uri.label if isinstance(uri, ModelVersion) else uri
+        raise ModelError(f"{attached.name} is attached to {current}, but the ONNX graph was not exported: {problem}")
     return attached
 
 
@@ -127,7 +127,7 @@ def export(
     return exported
 
 
-def renew(version: ModelVersion, subject: Subject, name: str, explainer: Explainer, *, asked: bool) -> str:
+def renew(version: ModelVersion, subject: Subject, name: str, explainer: Explainer, *, requested: bool) -> str:
     """Export before an explainer is attached: when asked to, or when there is a graph and it lacks what this one reads.
 
     Returns what went wrong, or nothing: an explainer that took minutes to fit is attached all the same.
@@ -135,13 +135,13 @@ def renew(version: ModelVersion, subject: Subject, name: str, explainer: Explain
     from auditor.explainers.onnx_export import lacking
 
     try:
-        if not asked:
+        if not requested:
             tag = tags.onnx_tag(version.tags)
             if tag is None or not lacking(tag.usable().layers, tag.features, explainer):
                 return ""
         export(version.label, subject=subject, attaching={name: explainer})
     except AuditError as error:
-        if not asked:
+        if not requested:
             log.warning("the ONNX graph of %s was not renewed, it will not be used: %s", version.label, error)
         return str(error)
     return ""

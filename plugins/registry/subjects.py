@@ -169,12 +169,14 @@ def check_notes(version: ModelVersion) -> None:
     if tags.SUBJECT not in version.tags:
         return
     what = f"{SUBJECT_FILE} of {version.label}"
-    wanted = _notes_bytes(tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}"))
+    expected = _notes_bytes(
+        tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}")
+    )
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         stored = _read_notes(version, Path(folder))
     if stored is None:
         raise TamperError(f"{what} is missing from the artifact store; run auditor describe again.")
-    if stored != wanted:
+    if stored != expected:
         raise TamperError(f"{what} is not what was attached; run auditor describe again.")
 
 

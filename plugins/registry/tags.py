@@ -234,15 +234,15 @@ def _is_safe(path: str) -> bool:
 
 def _explainer(name: str, value: str) -> ExplainerTag:
     texts = {k: _text(_object(value).get(k)) for k in ("kind", "digest", "location", "time")}
-    wanted = "what was attached; attach the explainer again"
-    problem = _pointer_problem(EXPLAINER + name, texts["digest"] if texts["kind"] else "", texts["location"], wanted)
+    remedy = "what was attached; attach the explainer again"
+    problem = _pointer_problem(EXPLAINER + name, texts["digest"] if texts["kind"] else "", texts["location"], remedy)
     return ExplainerTag(name, problem=problem) if problem else ExplainerTag(name, **texts)
 
 
-def _pointer_problem(key: str, digest: str, location: str, wanted: str) -> str:
+def _pointer_problem(key: str, digest: str, location: str, remedy: str) -> str:
     """Return why a tag cannot point to anything: it takes a whole digest and a location below the model's folder."""
     if DIGEST.fullmatch(digest) is None or not location:
-        return f"the tag {key} is not {wanted}."
+        return f"the tag {key} is not {remedy}."
     return "" if _is_safe(location) else f"the location in the tag {key} is not below the model's own folder."
 
 

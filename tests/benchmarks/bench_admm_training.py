@@ -107,14 +107,14 @@ def by_blocks(widths, seed, data, epochs, label, gain=None, keep=None, **options
         spent = json.loads(clock.read_text())
         solver.resume(folder)
     while solver.epoch < epochs:  # three epochs, then a save
-        found, more = drive(iter(solver), blocks, min(3, epochs - solver.epoch), held, label, solver.averaged, every=1)
+        curve, more = drive(iter(solver), blocks, min(3, epochs - solver.epoch), held, label, solver.averaged, every=1)
         spent += more
         solver.save(folder)
         clock.write_text(json.dumps(spent))
     with solver.averaged():
-        found = accuracy(blocks, *held)
+        curve = accuracy(blocks, *held)
     shutil.rmtree(folder)
-    return found, spent
+    return curve, spent
 
 
 def by_backprop(widths, seed, data, epochs, label, gain=None, **options):
@@ -148,21 +148,25 @@ def table(rows):
 
 def many(run, args, name):
     """Run for every seed; what ``--keep`` already has is not run again."""
-    told = Path(args.keep) / "results.jsonl" if args.keep else None
-    known = [json.loads(line) for line in told.read_text().splitlines()] if told and told.exists() else []
+    results_file = Path(args.keep) / "results.jsonl" if args.keep else None
+    stored_rows = (
+        [json.loads(line) for line in results_file.read_text().splitlines()]
+        if results_file and results_file.exists()
+        else []
+    )
     values, seconds = [], []
     for seed in range(args.first, args.first + args.seeds):
         key = [args.experiment, name, seed, args.epochs, args.iterations, args.samples, args.validate, args.set]
-        found = next((row["found"] for row in known if row["key"] == key), None)
-        if found is None:
-            found = list(run(seed))
-            if told:
-                told.parent.mkdir(parents=True, exist_ok=True)
-                with told.open("a") as file:
-                    file.write(json.dumps({"key": key, "found": found}) + "\n")
-        print(f"   {name}: seed {seed}: {100 * found[0]:.2f}%", flush=True)
-        values.append(found[0])
-        seconds.append(found[1])
+        stored = next((row["found"] for row in stored_rows if row["key"] == key), None)
+        if stored is None:
+            stored = list(run(seed))
+            if results_file:
+                results_file.parent.mkdir(parents=True, exist_ok=True)
+                with results_file.open("a") as file:
+                    file.write(json.dumps({"key": key, "found": stored}) + "\n")
+        print(f"   {name}: seed {seed}: {100 * stored[0]:.2f}%", flush=True)
+        values.append(stored[0])
+        seconds.append(stored[1])
     return values, seconds
 
 
@@ -252,19 +256,25 @@ def rates(args):
     data, e = (x[:10000], y[:10000], *held), args.epochs or 8
     for n_layers in [int(d) for d in (args.depths or "3,10,20").split(",")]:
         for gain, lr in itertools.product((0.25, 1.0) if n_layers == 3 else (1.0,), RATES):
-            found, _ = by_backprop([784, *[128] * (n_layers - 1), 10], 0, data, e, "sgd", lr=lr, gain=gain)
-            print(f"{n_layers} layers, {gain} of He's weights, SGD lr {lr}: {100 * found:.2f}%", flush=True)
+            curve, _ = by_backprop([784, *[128] * (n_layers - 1), 10], 0, data, e, "sgd", lr=lr, gain=gain)
+            print(f"{n_layers} layers, {gain} of He's weights, SGD lr {lr}: {100 * curve:.2f}%", flush=True)
 
 
 def fashion(args):
     data, widths = images(args.data_root, "FashionMNIST", args.validate), [784, 1000, 1000, 10]
     e, settings = args.epochs or 8, {**FASHION, **json.loads(args.set)}
-    seen = widened(data, settings.pop("copies"))
+    training_set = widened(data, settings.pop("copies"))
     if settings.pop("standard"):  # mean 0, deviation 1 over all pixels
-        seen = ((seen[0] - 0.286) / 0.353, seen[1], (seen[2] - 0.286) / 0.353, seen[3])
+        training_set = (
+            (training_set[0] - 0.286) / 0.353,
+            training_set[1],
+            (training_set[2] - 0.286) / 0.353,
+            training_set[3],
+        )
     race(args, [
         ("Block-ADMM, cross-entropy", "90.39", 90.4,
-         lambda s: by_blocks(widths, s, seen, e, "block", keep=args.keep and Path(args.keep) / f"run-{s}", **settings)),
+         lambda s: by_blocks(widths, s, training_set, e, "block",
+                             keep=args.keep and Path(args.keep) / f"run-{s}", **settings)),
         ("dlADMM", "84.67", 84.7, lambda s: by_dladmm(widths, s, data, args)[:2]),
     ])  # fmt: skip
 
@@ -300,8 +310,8 @@ def by_dladmm(widths, seed, data, args, **options):
         "init": args.init or None,
     }
     solver = DlAdmm(blocks, x[:n], y[:n], DlAdmmConfig(**{**settings, **options, "seed": seed}))
-    found, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
-    return found, spent, solver.violation()
+    curve, spent = drive(iter(solver), blocks, args.iterations, held, "dladmm", every=5)
+    return curve, spent, solver.violation()
 
 
 def orthonormal(args):

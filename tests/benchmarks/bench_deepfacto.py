@@ -112,11 +112,11 @@ def one_run(subject, data, layer, Z, held, images, labels, attributes, rank, see
     some = torch.randperm(columns.shape[1], generator=torch.Generator().manual_seed(seed))[:40_000]
     W = factorize(columns[:, some], rank, seed=seed, init="random").W
     scores = {"probe": S, "nmf": projected(Z, W), "pca": principal_scores(Z, held, rank)}
-    found = {k: probe_accuracy(pooled_features(v), held, attributes, seed) for k, v in scores.items()}
+    accuracies = {k: probe_accuracy(pooled_features(v), held, attributes, seed) for k, v in scores.items()}
     right = float((answers == truth).float().mean())
     was = float((before == truth).float().mean())
     scaled = f[held] / e.scale_
-    return found | {
+    return accuracies | {
         "before": was,
         "after": right,
         "drop": was - right,
@@ -130,23 +130,25 @@ def one_run(subject, data, layer, Z, held, images, labels, attributes, rank, see
     }
 
 
-def table(name, subject, data, layer, seen, unseen, attributes, options, args):
+def table(name, subject, data, layer, factorized, unseen, attributes, options, args):
     """Print a line per seed as it comes, and the means per rank."""
-    images, labels = torch.cat([seen[0], unseen[0]]), torch.cat([seen[1], unseen[1]])
-    held = torch.arange(len(images)) >= len(seen[0])
+    images, labels = torch.cat([factorized[0], unseen[0]]), torch.cat([factorized[1], unseen[1]])
+    held = torch.arange(len(images)) >= len(factorized[0])
     Z = activations_of(BelowLayer(subject, layer), images)
-    kept = Kept(args.keep)
-    print(f"{name}: layer {layer}, {Z.shape[1]} channels x {Z.shape[2]} positions; {len(seen[0])} images, {options}")
+    results = Kept(args.keep)
+    print(
+        f"{name}: layer {layer}, {Z.shape[1]} channels x {Z.shape[2]} positions; {len(factorized[0])} images, {options}"
+    )
     print(f"{'rank':>5}{'seed':>5}" + "".join(f"{n:>9}" for n in SHOWN), flush=True)
     for rank in args.ranks:
         rows = []
         for seed in range(args.seeds):
             what = [name, args.network, len(images), args.test_from, rank, seed, options]
             key = json.dumps(what, sort_keys=True)
-            if key not in kept.rows:
-                found = one_run(subject, data, layer, Z, held, images, labels, attributes, rank, seed, options)
-                kept.add(key, found)
-            rows.append([kept.rows[key][n] for n in SHOWN])
+            if key not in results.rows:
+                result = one_run(subject, data, layer, Z, held, images, labels, attributes, rank, seed, options)
+                results.add(key, result)
+            rows.append([results.rows[key][n] for n in SHOWN])
             print(f"{rank:5}{seed:5}" + "".join(f"{v:9.4f}" for v in rows[-1]), flush=True)
         mean = torch.tensor(rows).mean(0).tolist()
         print(f"{rank:5} mean" + "".join(f"{v:9.4f}" for v in mean), flush=True)
@@ -262,10 +264,10 @@ def main():
     subject, layer = known_network(args, x, y)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "images.npz"
-        seen = x[: args.images], y[: args.images]
-        np.savez(path, images=seen[0].permute(0, 2, 3, 1).numpy(), labels=seen[1].numpy())
-        labels = Attributes(("label",), torch.cat([seen[1], test[1]]).numpy()[:, None])
-        table(args.set, subject, open_data(path), layer, seen, test, labels, options, args)
+        factorized = x[: args.images], y[: args.images]
+        np.savez(path, images=factorized[0].permute(0, 2, 3, 1).numpy(), labels=factorized[1].numpy())
+        labels = Attributes(("label",), torch.cat([factorized[1], test[1]]).numpy()[:, None])
+        table(args.set, subject, open_data(path), layer, factorized, test, labels, options, args)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def main() -> None:
     missed = False
     alarms = 0
     for i in range(args.pairs):
-        found = compare(a, Subject(copy.deepcopy(base), input_shape=(1, 8, 8)), data, layer=LAYER, seed=100 * (i + 1))
-        alarms += found.drift
+        drift = compare(a, Subject(copy.deepcopy(base), input_shape=(1, 8, 8)), data, layer=LAYER, seed=100 * (i + 1))
+        alarms += drift.drift
     print(f"same version, other starts: {alarms} false alarms in {args.pairs} pairs (want below 5%)", flush=True)
     missed |= alarms >= 0.05 * args.pairs
     for sort in ("layer re-initialised and retrained", "class removed, trained anew", "class removed, trained on"):
@@ -74,11 +74,11 @@ def main() -> None:
                 net = train(fresh(0), batch.images[rows], batch.labels[rows], epochs=args.epochs, seed=0)
             else:
                 train(net, batch.images[rows], batch.labels[rows], epochs=args.epochs, seed=20 + v)
-            found = compare(a, Subject(net, input_shape=(1, 8, 8)), data, layer=LAYER, seed=v)
-            caught.append(found.drift)
+            drift = compare(a, Subject(net, input_shape=(1, 8, 8)), data, layer=LAYER, seed=v)
+            caught.append(drift.drift)
             print(
-                f"  {sort}: similarity {found.similarity:.3f}, null from {found.null_low:.3f}, within "
-                f"{found.within[0]:.3f}/{found.within[1]:.3f}, p {found.p_value:.4f}, alarm {found.drift}",
+                f"  {sort}: similarity {drift.similarity:.3f}, null from {drift.null_low:.3f}, within "
+                f"{drift.within[0]:.3f}/{drift.within[1]:.3f}, p {drift.p_value:.4f}, alarm {drift.drift}",
                 flush=True,
             )
         print(f"{sort}: {sum(caught)} alarms in {len(caught)} versions (want all)", flush=True)

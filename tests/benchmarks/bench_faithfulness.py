@@ -48,10 +48,10 @@ def digits(root: Path | None, n: int) -> tuple[nn.Sequential, Tensor, Tensor]:
 
 
 def plain_loss(net: nn.Module, weight: nn.Parameter, i: int, x: Tensor, y: Tensor) -> float:
-    kept = weight[i].clone()
+    before = weight[i].clone()
     weight[i] = 0
     loss = nn.functional.cross_entropy(net(x).double(), y, reduction="mean")
-    weight[i] = kept
+    weight[i] = before
     return float(loss)
 
 
@@ -72,7 +72,7 @@ def main() -> int:
     with torch.no_grad():
         for layer, linear in zip(layers[:2], (net[1], net[3]), strict=True):
             wall, cpu = time.perf_counter(), time.process_time()
-            found = ablate(graph, layer, x, y)
+            ablation = ablate(graph, layer, x, y)
             wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
             some = torch.linspace(0, 999, args.plain).long().tolist()
             base = float(nn.functional.cross_entropy(net(x).double(), y))
@@ -80,12 +80,12 @@ def main() -> int:
             plain = [plain_loss(net, linear.weight, i, x, y) - base for i in some]
             slow, slow_cpu = time.perf_counter() - slow, time.process_time() - slow_cpu
             slow, slow_cpu = slow * 1000 / args.plain, slow_cpu * 1000 / args.plain
-            gap = float((found.increase[some] - torch.tensor(plain, dtype=torch.float64)).abs().max())
+            gap = float((ablation.increase[some] - torch.tensor(plain, dtype=torch.float64)).abs().max())
             print(
                 f"layer {layer.name}: {wall:.1f} s wall, {cpu:.1f} s cpu; plain loop {slow:.0f} s wall, "
                 f"{slow_cpu:.0f} s cpu; {slow / wall:.0f}x wall, {slow_cpu / cpu:.0f}x cpu; "
-                f"largest difference {gap:.1e} (increases up to {float(found.increase.max()):.2e}); "
-                f"faithfulness {found.faithfulness().value:.4f}"
+                f"largest difference {gap:.1e} (increases up to {float(ablation.increase.max()):.2e}); "
+                f"faithfulness {ablation.faithfulness().value:.4f}"
             )
             failed |= gap > 1e-6 or slow_cpu / cpu < 20
     print("FAILED" if failed else "at least 20x on both layers, equal to 1e-6")

@@ -49,9 +49,9 @@ def main() -> None:
         draws = values.var(0).mean()
         images = (values.mean(0).var() - draws / len(values)).clamp_min(0)
         wider = {d: float(((images + draws / d) / (images + draws / 8)).sqrt()) for d in (1, 2, 4)}
-        said = ", ".join(f"{d} {w:.3f}" for d, w in wider.items())
+        text = ", ".join(f"{d} {w:.3f}" for d, w in wider.items())
         print(
-            f"{name}: sd of photos {images.sqrt():.4f}, of draws {draws.sqrt():.4f}; interval against 8 draws: {said}"
+            f"{name}: sd of photos {images.sqrt():.4f}, of draws {draws.sqrt():.4f}; interval against 8 draws: {text}"
         )
 
 

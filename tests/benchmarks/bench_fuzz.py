@@ -58,10 +58,10 @@ class Judge:
             wrong = "a stack trace"
         elif status >= 400 and has_body:
             try:
-                told = json.loads(body)["error"]
-                assert set(told) == {"code", "message", "request_id"}
-                assert all(isinstance(v, str) and v for v in told.values())
-                self.codes[told["code"]] += 1
+                error = json.loads(body)["error"]
+                assert set(error) == {"code", "message", "request_id"}
+                assert all(isinstance(v, str) and v for v in error.values())
+                self.codes[error["code"]] += 1
             except (ValueError, KeyError, TypeError, AssertionError):
                 wrong = "an error of another shape"
         if wrong:
@@ -351,7 +351,7 @@ def by_schema(url: str, n: int, judge: Judge, seed: int) -> None:
 
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     document = Document(url)
-    operations = [found.ok() for found in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations()]
     modes = [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE]
     heavy = [op for op in operations if op.method.upper() == "POST"]
     light = len(operations) - len(heavy)
@@ -429,12 +429,12 @@ def fuzz(port: int, url: str, args: argparse.Namespace, judge: Judge) -> None:
     probe = ls.Live(port, None, Path(os.devnull))  # type: ignore[arg-type]
 
     def heart() -> Any:
-        status, told = probe.post("/explain", good)
+        status, body = probe.post("/explain", good)
         if status != 200:
-            judge.fail(f"a good image got {status} {told}")
+            judge.fail(f"a good image got {status} {body}")
             return None
-        parts = [c["contribution"] for e in told["explanations"] for c in e["concepts"]]
-        return [told["prediction"]["index"], told["stability"]["score"], *parts]
+        parts = [c["contribution"] for e in body["explanations"] for c in e["concepts"]]
+        return [body["prediction"]["index"], body["stability"]["score"], *parts]
 
     first = heart()
     assert first is not None, "a good image is not answered"

@@ -140,12 +140,12 @@ def gate(uri: str, policy: str, *, fresh: bool = False, seed: int = 0) -> tuple[
     from auditor.release.policy import parse_policy
 
     try:
-        found = run_gate(
+        gate = run_gate(
             uri, parse_policy(policy, "drafted"), data=DATA, config=AuditConfig(seed=seed), fresh=fresh, store=False
         )
     except AuditError as error:
         return "error", str(error)[:110]
-    return found.verdict, ", ".join(found.failed)[:110]
+    return gate.verdict, ", ".join(gate.failed)[:110]
 
 
 def tamper(uri: str, folder: Path) -> None:

@@ -68,13 +68,13 @@ class Drawing:
         picture = np.zeros((3, SIDE, SIDE), np.float32)
         hue = rng.dirichlet([0.7, 0.7, 0.7])[:, None, None]
         y, x = CELL * (cell // (SIDE // CELL)), CELL * (cell % (SIDE // CELL))
-        place = picture[:, y : y + CELL, x : x + CELL]
+        patch = picture[:, y : y + CELL, x : x + CELL]
         if i % 3 == 0:  # stroke
-            place[:] = hue * np.eye(CELL)[:: 1 if rng.random() < 0.5 else -1]
+            patch[:] = hue * np.eye(CELL)[:: 1 if rng.random() < 0.5 else -1]
         elif i % 3 == 1:  # patch
-            place[:, 1 : CELL - 1, 1 : CELL - 1] = hue
+            patch[:, 1 : CELL - 1, 1 : CELL - 1] = hue
         else:  # colour of the cell
-            place[:] = hue * 0.6
+            patch[:] = hue * 0.6
         return picture
 
     def draw(self, n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
@@ -86,8 +86,8 @@ class Drawing:
         x = np.clip(x + rng.normal(0.1, 0.08, x.shape), 0, 1).astype(np.float32)
         node = np.zeros(n, dtype=int)
         for _ in range(self.depth):
-            asked = np.array([self.nodes[int(i)] for i in node])
-            node = 2 * node + 1 + marks[np.arange(n), asked]
+            rows = np.array([self.nodes[int(i)] for i in node])
+            node = 2 * node + 1 + marks[np.arange(n), rows]
         return torch.from_numpy(x), torch.from_numpy(node - (2**self.depth - 1)), marks
 
 
@@ -122,14 +122,14 @@ def one_run(backbone, n_classes, parts, marks, recipe, args, inputs, asked=None)
         "seconds": round(seconds, 1),
     }
     if marks is not None:
-        found = fidelity(test_codes, marks, args.bits, seed=recipe.seed)
+        result = fidelity(test_codes, marks, args.bits, seed=recipe.seed)
         if asked is not None:  # of the attributes that the class depends on; no variant has a reason to learn others
             out["honest_asked"] = fidelity(test_codes, marks[:, asked], args.bits, seed=recipe.seed).honest
         out |= {
-            "fidelity": found.score,
-            "floor": found.floor,
-            "honest": found.honest,
-            "honest_floor": found.honest_floor,
+            "fidelity": result.score,
+            "floor": result.floor,
+            "honest": result.honest,
+            "honest_floor": result.honest_floor,
         }
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in out.items()}), flush=True)
     return out
@@ -232,8 +232,8 @@ def mnist(args):
     backbone = Backbone(subject, "6")  # the model is given; what is fitted is the representation on its last features
     with torch.no_grad():
         x, tx = (torch.cat([backbone.inputs(part) for part in z.split(1000)]) for z in (x, whole["test"][0]))
-        said = torch.cat([subject.logits(part).argmax(1) for part in whole["test"][0].split(1000)])
-    print(json.dumps({"model_accuracy": round(float((said == whole["test"][1]).double().mean()), 4)}), flush=True)
+        predicted = torch.cat([subject.logits(part).argmax(1) for part in whole["test"][0].split(1000)])
+    print(json.dumps({"model_accuracy": round(float((predicted == whole["test"][1]).double().mean()), 4)}), flush=True)
     held = torch.arange(len(y)) % 10 == 9
     parts = Examples(x[~held], y[~held]), Examples(x[held], y[held]), Examples(tx, whole["test"][1])
     depth = math.ceil(math.log2(10)) + 4

@@ -65,16 +65,16 @@ def main() -> int:
             _, pull = torch.func.vjp(forward, like)
             return pull(u.view(shape))[0]
 
-        found = lanczos_norm(forward, back, like, n_steps=args.steps)
+        estimate = lanczos_norm(forward, back, like, n_steps=args.steps)
         graph = AtenGraph.trace(conv, torch.zeros(2, inner, *size, dtype=torch.float64))
         proof = bounds_at(graph, graph.output, (1.0,) * inner)[0].value
         pads = [(p, p) for p in padding]
         torus = convolution_norm(w, size, stride=stride, pad=pads, dilation=dilation, groups=groups)
-        off = max(abs(found.lower / truth - 1), abs(proof / truth - 1))
-        held &= min(found.upper, proof, torus) >= truth * (1 - 1e-12)
+        off = max(abs(estimate.lower / truth - 1), abs(proof / truth - 1))
+        held &= min(estimate.upper, proof, torus) >= truth * (1 - 1e-12)
         worst = max(worst, off)
         name = f"{inner}->{out} k{kernel} on {size} s{stride} p{padding} d{dilation} g{groups}"
-        print(f"{name:58s} {truth:10.6f} {found.lower:10.6f} {found.upper:10.6f} {proof:10.6f} {torus:10.6f}")
+        print(f"{name:58s} {truth:10.6f} {estimate.lower:10.6f} {estimate.upper:10.6f} {proof:10.6f} {torus:10.6f}")
     print(f"largest relative difference {worst:.1e}; every upper bound holds: {held}; "
           f"{time.process_time() - started:.1f} s of processor time")  # fmt: skip
     return int(worst > 1e-4 or not held)

@@ -57,11 +57,12 @@ def main() -> None:
     print(f"{options.model}, {options.images} images at 224, CPU seconds (user + system), faults in thousands")
     print("batch |  as it is           faults  peak |  memory kept        faults  peak | ratio")
     for size in (int(n) for n in options.sizes.split(",")):
-        plain, kept = (measured(options.model, size, options.images, keep) for keep in (False, True))
+        plain, with_memory = (measured(options.model, size, options.images, keep) for keep in (False, True))
         cells = [
-            f"{m['user']:6.2f} + {m['system']:6.2f}  {m['faults'] / 1000:8.0f} {m['peak']:5.0f}" for m in (plain, kept)
+            f"{m['user']:6.2f} + {m['system']:6.2f}  {m['faults'] / 1000:8.0f} {m['peak']:5.0f}"
+            for m in (plain, with_memory)
         ]
-        ratio = (kept["user"] + kept["system"]) / (plain["user"] + plain["system"])
+        ratio = (with_memory["user"] + with_memory["system"]) / (plain["user"] + plain["system"])
         print(f"{size:5} | {cells[0]} | {cells[1]} | {ratio:.2f}", flush=True)
 
 

@@ -97,10 +97,10 @@ def report(name: str, kind: str, arch: str, net: nn.Module, x: Tensor, y: Tensor
         faithful = ablate(graph, layer, x, y).faithfulness()
         cosines = Cosines.of(layer.rows).figures()
         null = Cosines.of(torch.randn(layer.rows.shape, generator=torch.Generator().manual_seed(0))).figures()
-        told = "" if abs(faithful.value) > (faithful.null or 0) else "  (within chance)"
+        note = "" if abs(faithful.value) > (faithful.null or 0) else "  (within chance)"
         print(
             f"    layer {layer.name}: mean |w| {mean:.4f} (start {NULL_MEAN:.4f}); faithfulness {faithful.value:+.4f} "
-            f"[{faithful.low:+.2f}, {faithful.high:+.2f}] (chance {faithful.null:.3f}){told}; |cos| max "
+            f"[{faithful.low:+.2f}, {faithful.high:+.2f}] (chance {faithful.null:.3f}){note}; |cos| max "
             f"{cosines['cosine_max']:.3f}, 99.9% {cosines['cosine_q999']:.3f} (random {null['cosine_max']:.3f}, "
             f"{null['cosine_q999']:.3f})"
         )

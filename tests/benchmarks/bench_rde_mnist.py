@@ -60,22 +60,22 @@ def pieces(
     print(f"{side}x{side} network: average pooling, test accuracy {accuracy:.4f} (wanted 0.985)", flush=True)
     noise = noise_of(mnist(args.data_root, "train", side)[0])
     images = mnist(args.data_root, "test", side)[0]
-    found = []
+    results = []
     for first in range(args.first, args.first + args.images, PIECE):
         last = min(first + PIECE, args.first + args.images)
-        kept = args.out / f"mnist{side}-{first}-{last}.safetensors"
-        if not kept.is_file():
+        file = args.out / f"mnist{side}-{first}-{last}.safetensors"
+        if not file.is_file():
             x = images[first:last]
             with torch.no_grad():
                 targets = subject.logits(x).argmax(1)
             args.seed = first
             began = time.monotonic()
             answer = piece(Problems.of(subject.logits, x, targets, pixels((1, side, side))), noise)
-            save_file({name: t.contiguous() for name, t in answer.items()}, kept)
+            save_file({name: t.contiguous() for name, t in answer.items()}, file)
             print(f"images {first} to {last - 1}: {time.monotonic() - began:.0f} s", flush=True)
-        found.append(load_file(kept))
-    names = [name for name in found[0] if all(name in part for part in found)]
-    return {name: torch.cat([part[name] for part in found]) for name in names}, accuracy
+        results.append(load_file(file))
+    names = [name for name in results[0] if all(name in part for part in results)]
+    return {name: torch.cat([part[name] for part in results]) for name in names}, accuracy
 
 
 def flips(p: Problems, maps: dict[str, Tensor], group: int, draws: int, seed: int) -> dict[str, Tensor]:
@@ -88,9 +88,9 @@ def flips(p: Problems, maps: dict[str, Tensor], group: int, draws: int, seed: in
     return out
 
 
-def curves_of(found: dict[str, Tensor]) -> dict[str, FlipCurve]:
-    names = [name.removeprefix("curve ") for name in found if name.startswith("curve ")]
-    return {name: FlipCurve(found["kept"][0], found[f"curve {name}"], found[f"right {name}"]) for name in names}
+def curves_of(scores: dict[str, Tensor]) -> dict[str, FlipCurve]:
+    names = [name.removeprefix("curve ") for name in scores if name.startswith("curve ")]
+    return {name: FlipCurve(scores["kept"][0], scores[f"curve {name}"], scores[f"right {name}"]) for name in names}
 
 
 def table(curves: dict[str, FlipCurve]) -> None:
@@ -105,15 +105,15 @@ def table(curves: dict[str, FlipCurve]) -> None:
 
 def against(curves: dict[str, FlipCurve], better: str, others: list[str]) -> list[dict[str, object]]:
     print(f"\n{better} is smaller than … by (paired over images)")
-    found = []
+    results = []
     for name in others:
         c = compare(curves[better], curves[name])
         verdict = "beyond two standard errors" if c.is_beyond_two_errors else "NOT beyond two standard errors"
         print(f"  {name:28s} {c.difference:8.4f} +- {c.standard_error:.4f}  {verdict}")
-        found.append(
+        results.append(
             {"than": name, "difference": c.difference, "error": c.standard_error, "clear": c.is_beyond_two_errors}
         )
-    return found
+    return results
 
 
 def full_piece(args: argparse.Namespace, p: Problems, noise: Obfuscation) -> dict[str, Tensor]:
@@ -155,18 +155,18 @@ def full_piece(args: argparse.Namespace, p: Problems, noise: Obfuscation) -> dic
 
 
 def full_size(args: argparse.Namespace) -> dict[str, object]:
-    found, accuracy = pieces(args, 28, lambda p, noise: full_piece(args, p, noise))
+    scores, accuracy = pieces(args, 28, lambda p, noise: full_piece(args, p, noise))
     assert accuracy >= 0.985
-    n, climb = len(found["images"]), float(found["climb"].max())
-    print(f"MR-RDE: {len(RATES)} rates x {n} images, {float(found['seconds'].mean()):.1f} s per image")
+    n, climb = len(scores["images"]), float(scores["climb"].max())
+    print(f"MR-RDE: {len(RATES)} rates x {n} images, {float(scores['seconds'].mean()):.1f} s per image")
     print(f"largest climb of D between steps: {climb:.3g} (monotone rule: wanted <= 0)")
-    print(f"{'k':>5s} {'D (adf)':>9s} {'D (MC)':>9s} {'gap':>8s}    blank {float(found['blank'].mean()):.1f}")
-    means = (found[name].mean(0).tolist() for name in ("distortion", "sampled", "gap"))
+    print(f"{'k':>5s} {'D (adf)':>9s} {'D (MC)':>9s} {'gap':>8s}    blank {float(scores['blank'].mean()):.1f}")
+    means = (scores[name].mean(0).tolist() for name in ("distortion", "sampled", "gap"))
     for k, adf, mc, gap in zip(RATES, *means, strict=True):
         print(f"{k:5d} {adf:9.4f} {mc:9.4f} {gap:8.4f}")
-    grows = (found["distortion"].diff(dim=1) > 0.02 * found["blank"][:, None]).sum()
+    grows = (scores["distortion"].diff(dim=1) > 0.02 * scores["blank"][:, None]).sum()
     print(f"rates at which D grows with k by more than 2% of D(nothing kept): {int(grows)} (wanted 0)")
-    curves = curves_of(found)
+    curves = curves_of(scores)
     table(curves)
     others = [name for name in curves if not name.startswith(("MR", "RC"))]
     report = {
@@ -175,7 +175,7 @@ def full_size(args: argparse.Namespace) -> dict[str, object]:
         **{name: against(curves, name, ["random"]) for name in GRADIENT_TYPE},
     }
     plot_curves(curves, args.out / "mnist-pixel-flip.png", f"MNIST, {n} test images, {args.draws} draws per step")
-    plot_maps(found["images"], {name: found[f"map {name}"] for name in curves}, args.out / "mnist-maps.png")
+    plot_maps(scores["images"], {name: scores[f"map {name}"] for name in curves}, args.out / "mnist-maps.png")
     area = {name: float(curve.area().mean()) for name, curve in curves.items()}
     best_gradient = min(area[name] for name in GRADIENT_TYPE if name in area)
     worst_gradient = max(area[name] for name in GRADIENT_TYPE if name in area)
@@ -210,32 +210,32 @@ def half_piece(args: argparse.Namespace, p: Problems, noise: Obfuscation) -> dic
 def half_size(args: argparse.Namespace) -> dict[str, object]:
     """Ord-RDE against MR-RDE on 14x14, n = 196."""
     print()
-    found, accuracy = pieces(args, 14, lambda p, noise: half_piece(args, p, noise))
-    curves = curves_of(found)
+    scores, accuracy = pieces(args, 14, lambda p, noise: half_piece(args, p, noise))
+    curves = curves_of(scores)
     table(curves)
-    print("\nseconds per image:", {k[8:]: round(float(v.mean()), 1) for k, v in found.items() if k[:8] == "seconds "})
+    print("\nseconds per image:", {k[8:]: round(float(v.mean()), 1) for k, v in scores.items() if k[:8] == "seconds "})
     print("the objective of Ord-RDE, the mean of D over the sizes of an ordering: sampled, adf")
-    for name in sorted(curves, key=lambda name: float(found[f"adf {name}"].mean())):
-        print(f"  {name:28s} {float(found[f'sampled {name}'].mean()):8.3f} {float(found[f'adf {name}'].mean()):8.3f}")
-    own = {name: float(found[f"sampled {name}"].mean()) for name in curves}
+    for name in sorted(curves, key=lambda name: float(scores[f"adf {name}"].mean())):
+        print(f"  {name:28s} {float(scores[f'sampled {name}'].mean()):8.3f} {float(scores[f'adf {name}'].mean()):8.3f}")
+    sampled = {name: float(scores[f"sampled {name}"].mean()) for name in curves}
     for name in ("Ord-RDE", "Ord-RDE from MR-RDE"):
-        gain = found["adf MR-RDE"] - found[f"adf {name}"]
+        gain = scores["adf MR-RDE"] - scores[f"adf {name}"]
         error = float(gain.std() / len(gain) ** 0.5)
         print(f"{name} has a lower objective (adf) than MR-RDE by {float(gain.mean()):.3f} +- {error:.3f}")
     rivals = ["MR-RDE", "RC-RDE (k=25)", "gradient", "SmoothGrad", "occlusion", "random"]
     paired = {name: against(curves, name, rivals) for name in ("Ord-RDE", "Ord-RDE from MR-RDE")}
-    n = len(found["kept"])
+    n = len(scores["kept"])
     plot_curves(curves, args.out / "mnist14-pixel-flip.png", f"MNIST 14x14, {n} test images")
     area = {name: float(curve.area().mean()) for name, curve in curves.items()}
-    return {"accuracy": accuracy, "area": area, "paired": paired, "own": own}
+    return {"accuracy": accuracy, "area": area, "paired": paired, "own": sampled}
 
 
 def own_objective(distortion: MonteCarlo | AssumedDensity, score: Tensor) -> Tensor:
     """Return (batch,) the mean of D over nested sets of growing size: what an ordering is for."""
     n, m = score.shape
     sizes = torch.arange(4, m, 8)
-    place = score.argsort(1, descending=True).argsort(1)
-    masks = (place[:, None] < sizes[:, None]).float().flatten(0, 1)
+    ranks = score.argsort(1, descending=True).argsort(1)
+    masks = (ranks[:, None] < sizes[:, None]).float().flatten(0, 1)
     with torch.no_grad():
         return distortion.value(masks, torch.arange(n).repeat_interleave(len(sizes))).view(n, -1).mean(1)
 

@@ -95,9 +95,9 @@ def photos(root: Path, subject: Subject, wanted: list[int]) -> list[tuple[Tensor
 
     boxes = {row["image"]: row for row in csv.DictReader((root / "cub20" / "boxes.csv").open())}
     cells = grid((3, 224, 224), SIDE, SIDE)
-    found: list[tuple[Tensor, Tensor]] = []
+    results: list[tuple[Tensor, Tensor]] = []
     for path in sorted((root / "cub20" / "test").rglob("*.jpg"))[::23]:
-        if len(found) > max(wanted):
+        if len(results) > max(wanted):
             break
         with Image.open(path) as photo:
             x, size = subject.pixels(photo.convert("RGB")), photo.size
@@ -109,8 +109,8 @@ def photos(root: Path, subject: Subject, wanted: list[int]) -> list[tuple[Tensor
         box = Image.new("RGB", size)
         box.paste((255, 255, 255), (round(left), round(top), round(left + width), round(top + height)))
         inside = (subject.pixels(box) > 0.5).float()
-        found.append((x, cells.gather(inside, torch.tensor([0]))[0] * cells.size / inside[0].numel()))
-    return [found[i] for i in wanted]
+        results.append((x, cells.gather(inside, torch.tensor([0]))[0] * cells.size / inside[0].numel()))
+    return [results[i] for i in wanted]
 
 
 def overhead(subject: Subject, x: Tensor, noise: Obfuscation, draws: int, steps: int) -> dict[str, float]:
@@ -123,11 +123,11 @@ def overhead(subject: Subject, x: Tensor, noise: Obfuscation, draws: int, steps:
     mixing = Mixing(distortion)
     clock.seconds, clock.images = 0.0, 0
     began = time.perf_counter()
-    found = multi_rate(mixing, 1, 150_528, [10_000], Budget(steps, gap_share=1e-9))
+    result = multi_rate(mixing, 1, 150_528, [10_000], Budget(steps, gap_share=1e-9))
     total = time.perf_counter() - began
     solver, all_else = total - mixing.seconds, total - clock.seconds
     print(
-        f"overhead at n = 150,528, {draws} draws, {found.steps} steps, {clock.images} images through the network: "
+        f"overhead at n = 150,528, {draws} draws, {result.steps} steps, {clock.images} images through the network: "
         f"total {total:.1f} s, network {clock.seconds:.1f} s\n  solver {solver:.2f} s = "
         f"{100 * solver / clock.seconds:.1f}% of it (wanted <= 10%); with mixing images and noise {all_else:.2f} s = "
         f"{100 * all_else / clock.seconds:.1f}%"
@@ -143,9 +143,9 @@ class Mixing:
 
     def gradient(self, s: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         began = time.perf_counter()
-        found = self.inner.gradient(s, rows)
+        gradient = self.inner.gradient(s, rows)
         self.seconds += time.perf_counter() - began
-        return found
+        return gradient
 
 
 def explained(

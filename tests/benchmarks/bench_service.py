@@ -82,8 +82,8 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
         plain = [ls.multipart(peer.port, "/predict", f) for f in files]
         round_of(peer, plain, 2, args.concurrency)
         for engine, live in servers.items():
-            told = live.get("/model")[1]
-            print(f"{name:9} {engine:6} engine {told['engine']} {told.get('engine_reason', '')}")
+            model = live.get("/model")[1]
+            print(f"{name:9} {engine:6} engine {model['engine']} {model.get('engine_reason', '')}")
             for what, fields in ASKED.items():
                 requests = [ls.multipart(live.port, "/explain", f, fields) for f in files]
                 round_of(live, requests, 2, args.concurrency)
@@ -94,12 +94,12 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
                     rates.append(ours.rate / max(theirs.rate, 1e-9))
                     cpus.append(their_cpu / max(our_cpu, 1e-9))
                     tails.append(ours.percentile(99) / ours.percentile(50))
-                    print(f"   bare           {theirs.told()}  cpu {their_cpu:.2f} ms")
-                    print(f"   {what:14} {ours.told()}  cpu {our_cpu:.2f} ms", flush=True)
-                wanted = 0.5 if what == "heatmaps" else WANTED[name, engine]
+                    print(f"   bare           {theirs.summary()}  cpu {their_cpu:.2f} ms")
+                    print(f"   {what:14} {ours.summary()}  cpu {our_cpu:.2f} ms", flush=True)
+                expected = 0.5 if what == "heatmaps" else WANTED[name, engine]
                 print(
                     f"{name:9} {engine:6} {what:14} requests per second {statistics.median(rates):.2f} of bare "
-                    f"(wanted {wanted}), by CPU per request {statistics.median(cpus):.2f}; "
+                    f"(wanted {expected}), by CPU per request {statistics.median(cpus):.2f}; "
                     f"p99/p50 {statistics.median(tails):.2f} (wanted <= 3)",
                     flush=True,
                 )
@@ -127,7 +127,7 @@ def memory(uri: str, store: str, folder: Path, n: int) -> None:
             load = ls.run_load(live.port, mixed, n=n // 10)
             now = {pid: ls.rss_mb(pid) for pid in workers}
             print(
-                f"   {(part + 1) * (n // 10):6} requests {load.told()} {[round(v, 1) for v in now.values()]} MB",
+                f"   {(part + 1) * (n // 10):6} requests {load.summary()} {[round(v, 1) for v in now.values()]} MB",
                 flush=True,
             )
         growth = max(now[pid] / before[pid] - 1 for pid in workers)
@@ -177,7 +177,7 @@ def several(uri: str, store: str, folder: Path, counts: list[int], seconds: floa
             )
             ready = sum(float(v.split()[-1]) for v in lines if v.startswith("auditor_ready"))
         print(
-            f"workers: {workers}: {load.told()}  cpu {cpu:.2f} ms; /metrics counts {counted:.0f} of {sent} requests "
+            f"workers: {workers}: {load.summary()}  cpu {cpu:.2f} ms; /metrics counts {counted:.0f} of {sent} requests "
             f"and {ready:.0f} ready workers",
             flush=True,
         )

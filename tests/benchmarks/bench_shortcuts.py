@@ -80,9 +80,9 @@ def spray(maps: Tensor, neighbours: int = 8) -> float:
     """Return the largest gap among the first eigenvalues of the maps' neighbourhood graph [SpRAy]."""
     small = F.adaptive_avg_pool2d(maps[:, None], 16).flatten(1)
     rows = F.normalize(small, dim=1)
-    alike = rows @ rows.T
-    near = alike.topk(min(neighbours + 1, len(alike)), 1).indices
-    graph = torch.zeros_like(alike).scatter_(1, near, 1.0).fill_diagonal_(0)
+    products = rows @ rows.T
+    near = products.topk(min(neighbours + 1, len(products)), 1).indices
+    graph = torch.zeros_like(products).scatter_(1, near, 1.0).fill_diagonal_(0)
     graph = torch.maximum(graph, graph.T)
     scale = graph.sum(1).clamp_min(1).rsqrt()
     laplacian = torch.eye(len(graph)) - scale[:, None] * graph * scale[None]

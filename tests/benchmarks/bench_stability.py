@@ -33,10 +33,10 @@ from auditor.stability.model import Constants, input_node, input_of, last_hidden
 
 def three(subject: Subject, images: Tensor) -> tuple[Constants, float]:
     layers = weight_layers(graph_of(subject))
-    found = measured(subject, last_hidden(subject, layers), images)
+    measures = measured(subject, last_hidden(subject, layers), images)
     bound = bounds_at(graph_of(subject), input_node(layers[-1]), subject.preprocessing.std)[0].value
     assert bound is not None
-    return found, bound
+    return measures, bound
 
 
 def closed_forms() -> bool:
@@ -59,10 +59,10 @@ def closed_forms() -> bool:
         for m in parts[1:]:
             product = m.double() @ product
         truth = 2 * float(torch.linalg.matrix_norm(product, 2))
-        found, bound = three(subject, torch.rand(5, 1, 4, 5))
-        values = [float(found.c1_sampled.max()), float(found.c1_local.max()), bound]
+        measures, bound = three(subject, torch.rand(5, 1, 4, 5))
+        values = [float(measures.c1_sampled.max()), float(measures.c1_local.max()), bound]
         off = max(abs(v / truth - 1) for v in values)
-        second = float(found.c2_local.max())
+        second = float(measures.c2_local.max())
         print(f"{name:12s} truth {truth:.8f}  sampled, local, certified {values}  off {off:.1e}  C2 {second:.1e}")
         good &= off < 1e-6 and second < 1e-6
     return good
@@ -97,13 +97,13 @@ def random_network(seed: int) -> Subject:
 def brackets(n: int) -> bool:
     good, gaps = 0, []
     for seed in range(n):
-        found, bound = three(
+        measures, bound = three(
             random_network(seed), torch.rand(8, 1, 9, 11, generator=torch.Generator().manual_seed(seed))
         )
-        ok = bool((found.c1_sampled <= found.c1_local).all()) and float(found.c1_local.max()) <= bound
-        ok &= bool((found.c2_sampled <= found.c2_local).all())
+        ok = bool((measures.c1_sampled <= measures.c1_local).all()) and float(measures.c1_local.max()) <= bound
+        ok &= bool((measures.c2_sampled <= measures.c2_local).all())
         good += ok
-        gaps.append(bound / float(found.c1_local.max()))
+        gaps.append(bound / float(measures.c1_local.max()))
     gaps.sort()
     print(f"sampled <= local <= certified on {good} of {n} random ReLU networks; certified / local: "
           f"median {gaps[n // 2]:.2f}, largest {gaps[-1]:.2f}")  # fmt: skip

@@ -219,16 +219,16 @@ class Live:
 
     def processes(self) -> list[int]:
         """Return the ids of the server's processes, its own first."""
-        found, look = [], [self.process.pid]
+        pids, look = [], [self.process.pid]
         while look:
             pid = look.pop(0)
-            found.append(pid)
+            pids.append(pid)
             try:
                 children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             except OSError:
                 children = []
             look += [int(child) for child in children]
-        return found
+        return pids
 
     def workers(self) -> list[int]:
         """Return the ids of the processes that hold the model: those that answer requests."""
@@ -348,7 +348,7 @@ class Load:
     def percentile(self, q: float) -> float:
         return float(np.percentile(self.latencies_ms, q)) if self.latencies_ms else float("nan")
 
-    def told(self) -> str:
+    def summary(self) -> str:
         return (
             f"{self.rate:7.1f}/s  p50 {self.percentile(50):6.1f} ms  p99 {self.percentile(99):7.1f} ms  "
             f"p99/p50 {self.percentile(99) / max(self.percentile(50), 1e-9):.2f}  {dict(self.statuses)}"
@@ -447,15 +447,15 @@ async def bombard(
 @contextmanager
 def under_load(port: int, requests: Sequence[bytes], **options: Any) -> Iterator[Load]:
     """Load the server in a thread while the block runs; what it gave is in the yielded object afterwards."""
-    told, left = Load(), [10**9]
+    load, left = Load(), [10**9]
 
     def run() -> None:
-        vars(told).update(vars(run_load(port, requests, left=left, **options)))
+        vars(load).update(vars(run_load(port, requests, left=left, **options)))
 
     thread = threading.Thread(target=run)
     thread.start()
     try:
-        yield told
+        yield load
     finally:
         left[0] = 0
         thread.join()
@@ -464,10 +464,10 @@ def under_load(port: int, requests: Sequence[bytes], **options: Any) -> Iterator
 def eventually(look: Callable[[], Any], what: str, timeout_s: float = START_S) -> Any:
     """Return the first truthy value; the limit is far above what a slow machine needs."""
     until = time.monotonic() + timeout_s
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < until, f"did not come true in {timeout_s:.0f} s: {what}"
         time.sleep(0.1)
-    return found
+    return result
 
 
 def run_load(port: int, requests: Sequence[bytes], **options: Any) -> Load:

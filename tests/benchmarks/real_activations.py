@@ -44,13 +44,13 @@ def squeezenet_activations(root: Path, channels: int, positions: int, split: str
     model = squeezenet1_1()
     model.load_state_dict(torch.load(root / "squeezenet1_1_imagenet.pth", weights_only=True))
     model.eval()
-    wanted = {512: (12,), 1792: (9, 10, 11, 12)}[channels]
+    expected = {512: (12,), 1792: (9, 10, 11, 12)}[channels]
     parts = []
     for batch in photos(root, -(-positions // 169), split).split(32):
         maps, x = [], batch
         for i, layer in enumerate(model.features):
             x = layer(x)
-            if i in wanted:
+            if i in expected:
                 maps.append(x)
         parts.append(torch.cat(maps, dim=1).permute(1, 0, 2, 3).flatten(1))
     X = torch.cat(parts, dim=1)[:, :positions].float().contiguous()

@@ -78,19 +78,19 @@ class Made:
 
 
 def planted(
-    case: Case, data: Labelled, seed: int, given: Tensor | None = None
+    case: Case, data: Labelled, seed: int, marked: Tensor | None = None
 ) -> tuple[Tensor, list[Box | None], Tensor]:
     """Return the images with the case's shortcut, its boxes, and which images carry one.
 
-    ``given``: the class whose shortcut each image gets, whatever its own class, and always.
+    ``marked``: the class whose shortcut each image gets, whatever its own class, and always.
     """
     rng = np.random.default_rng(seed)
     look = style(case.seed)
     out, boxes, carries = [], [], []
     for i, (image, label, mask) in enumerate(zip(*data, strict=True)):
-        k = int(label) if given is None else int(given[i])
+        k = int(label) if marked is None else int(marked[i])
         plant = bool(case.shortcut) and (case.where != "one" or k == 0)
-        if given is None:
+        if marked is None:
             plant = plant and not (case.where == "half" and rng.random() < 0.5)
             if case.where == "decoy" or (case.where == "weak" and rng.random() < 0.25):
                 k = int(rng.integers(0, case.n_classes))

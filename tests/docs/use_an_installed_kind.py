@@ -48,9 +48,9 @@ def main(folder: Path) -> None:
     image = next(open_data("sklearn:digits").batches(subject, 8)).images[3]
     png = folder / "digit.png"
     Image.fromarray(to_rgb(image)[..., 0]).save(png)
-    (told,) = command("explain", model, str(png), "--explainers", "regions")["explanations"]
-    result["terminal"] = sorted(c["contribution"] for c in told["concepts"])
-    result["gap"] = gap(told)
+    (explanation,) = command("explain", model, str(png), "--explainers", "regions")["explanations"]
+    result["terminal"] = sorted(c["contribution"] for c in explanation["concepts"])
+    result["gap"] = gap(explanation)
 
     config = AuditConfig(images=30, seed=0)
     audit = plugins.run_audit(model, "sklearn:digits", config=config, subject=subject)
@@ -85,12 +85,12 @@ def served(model: str, png: Path) -> dict:
         content = io.BytesIO(png.read_bytes())
         answer = http.post("/explain", files={"image": ("digit.png", content)}, data={"stability": "off"})
         assert answer.status_code == 200, answer.text
-        (told,) = answer.json()["explanations"]
+        (explanation,) = answer.json()["explanations"]
         listed = http.get("/explainers").json()
         rows = listed["explainers"] if isinstance(listed, dict) else listed
         return {
-            "rest": sorted(c["contribution"] for c in told["concepts"]),
-            "rest_gap": gap(told),
+            "rest": sorted(c["contribution"] for c in explanation["concepts"]),
+            "rest_gap": gap(explanation),
             "explainers": [[row["name"], row["kind"], row["n_concepts"]] for row in rows],
             "gallery": len(http.get("/gallery/regions").json()["concepts"]),
             "ui": http.get("/ui").status_code,

@@ -248,10 +248,10 @@ def survivors_of_last_run() -> list[Mutant]:
     recorded = [Mutant(**entry) for entry in json.loads(LAST_RUN.read_text())]
     present: list[Mutant] = []
     for file in sorted({mutant.file for mutant in recorded}):
-        wanted = {mutant.change for mutant in recorded if mutant.file == file}
+        expected = {mutant.change for mutant in recorded if mutant.file == file}
         if (ROOT / file).exists():
-            quoted = {source for _, source, _ in wanted}
-            present += [mutant for mutant in mutants(ROOT, file, quoted) if mutant.change in wanted]
+            quoted = {source for _, source, _ in expected}
+            present += [mutant for mutant in mutants(ROOT, file, quoted) if mutant.change in expected]
     return present
 
 

@@ -79,9 +79,9 @@ def test_an_entry_about_a_line_that_is_gone_is_stale(root, monkeypatch):
     fresh = program.Equivalent("one.py", "if a <= 1:", "if a < 1:", "because")
     moved = program.Equivalent("one.py", "if a <= 2:", "if a < 2:", "because")
     other = program.Equivalent("one.py", "if a <= 1:", "if a == 1:", "no such mutant")
-    gone = program.Equivalent("three.py", "x", "y", "because")
+    stale = program.Equivalent("three.py", "x", "y", "because")
     assert program.stale_entries([fresh]) == []
-    assert len(program.stale_entries([fresh, moved, other, gone])) == 3
+    assert len(program.stale_entries([fresh, moved, other, stale])) == 3
 
 
 def test_the_table_counts_what_is_not_equivalent():

@@ -51,9 +51,9 @@ class Browser:
         """Wait until a script returns something true, and return it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            found = self.run(f"return {script}")
-            if found:
-                return found
+            value = self.run(f"return {script}")
+            if value:
+                return value
             time.sleep(0.1)
         raise AssertionError(f"never true: {script}\n{self.text()[:2000]}")
 
@@ -120,8 +120,8 @@ def browser():
                 assert driver.poll() is None
                 time.sleep(0.25)
         options = {"binary": chromium, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-        made = ask("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})
+        expected = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        made = ask("POST", f"{address}/session", {"capabilities": {"alwaysMatch": expected}})
         session = Browser(address, made["sessionId"])
         yield session
     finally:

@@ -133,8 +133,8 @@ def test_the_life_of_a_deployment_by_command_line(here, tmp_path):
     done = command("create", "-t", "auditor", "--name", "d1", "-m", "models:/digits/1", "-C", "threads=2")
     assert done.exit_code == 0, done.output
     assert "pytorch deployment d1 is created" in done.stdout
-    (known,) = here.all()
-    assert Path(f"/proc/{known.pid}").exists() or start_time(known.pid)
+    (service,) = here.all()
+    assert Path(f"/proc/{service.pid}").exists() or start_time(service.pid)
     assert "'status': 'ready'" in command("list", "-t", "auditor").stdout
     assert "model_uri: models:/digits/1" in command("get", "-t", "auditor", "--name", "d1").stdout
     done = command("explain", "-t", "auditor", "--name", "d1", "-I", file)
@@ -142,8 +142,8 @@ def test_the_life_of_a_deployment_by_command_line(here, tmp_path):
     done = command("update", "-t", "auditor", "--name", "d1", "-m", "models:/digits/2")
     assert "Deployment d1 is updated" in done.stdout
     (again,) = here.all()
-    assert (again.model_uri, again.port, again.config["threads"]) == ("models:/digits/2", known.port, "2")
-    assert not known.runs
+    assert (again.model_uri, again.port, again.config["threads"]) == ("models:/digits/2", service.port, "2")
+    assert not service.runs
     assert command("delete", "-t", "auditor", "--name", "d1").exit_code == 0
     assert not again.runs
     assert here.all() == []

@@ -39,7 +39,7 @@ def audited(store, trained, concepts):
 
 def evaluate(uri, data, config=None, **options):
     with mlflow.start_run(experiment_id=mlflow.get_experiment_by_name("tests").experiment_id) as run:
-        found = mlflow.models.evaluate(
+        evaluation = mlflow.models.evaluate(
             uri,
             data,
             model_type=options.pop("model_type", "classifier"),
@@ -47,7 +47,7 @@ def evaluate(uri, data, config=None, **options):
             evaluator_config={**QUICK, **(config or {})},
             **options,
         )
-    return found, mlflow.MlflowClient().get_run(run.info.run_id)
+    return evaluation, mlflow.MlflowClient().get_run(run.info.run_id)
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +189,9 @@ def test_what_is_no_image_model_is_left_alone(registry):
     """With all evaluators asked for, a table model is evaluated as if we were not installed."""
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0], "y": [0, 1, 0, 1], "p": [0, 1, 0, 0]})
     with mlflow.start_run(experiment_id=mlflow.get_experiment_by_name("tests").experiment_id):
-        found = mlflow.models.evaluate(data=frame, targets="y", predictions="p", model_type="classifier")
-    assert found.metrics["accuracy_score"] == 0.75
-    assert not [k for k in found.metrics if k.startswith(("model/", "explainer/"))]
+        evaluation = mlflow.models.evaluate(data=frame, targets="y", predictions="p", model_type="classifier")
+    assert evaluation.metrics["accuracy_score"] == 0.75
+    assert not [k for k in evaluation.metrics if k.startswith(("model/", "explainer/"))]
 
 
 def test_importing_mlflow_with_the_plugins_stays_free_of_torch():

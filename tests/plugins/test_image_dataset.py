@@ -26,13 +26,13 @@ def test_the_digest_is_over_every_pixel_and_label():
 
 def test_it_is_what_mlflow_asks_of_a_data_set():
     data = ImageDataset(IMAGES, LABELS.tolist(), name="sixty", source="a camera")
-    kept = data.to_dict()
-    assert (kept["name"], kept["digest"], len(kept["digest"])) == ("sixty", data.sha256[:32], 32)
-    assert json.loads(kept["profile"]) == {"n_images": 60, "shape": [1, 13, 17], "sha256": data.sha256}
-    assert "a camera" in kept["source"]
+    document = data.to_dict()
+    assert (document["name"], document["digest"], len(document["digest"])) == ("sixty", data.sha256[:32], 32)
+    assert json.loads(document["profile"]) == {"n_images": 60, "shape": [1, 13, 17], "sha256": data.sha256}
+    assert "a camera" in document["source"]
     (features,) = data.schema.inputs
     assert (features.shape, features.type) == ((-1, 1, 13, 17), np.dtype("float32"))
-    assert json.loads(kept["schema"])["mlflow_tensorspec"]["features"] == data.schema.to_json()
+    assert json.loads(document["schema"])["mlflow_tensorspec"]["features"] == data.schema.to_json()
     inputs = data.to_pyfunc()
     np.testing.assert_array_equal(inputs.inputs, IMAGES)
     np.testing.assert_array_equal(inputs.outputs, LABELS)

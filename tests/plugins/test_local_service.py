@@ -36,20 +36,20 @@ def b64(text: str) -> str:
 
 
 def test_two_creates_at_once_start_one_service(here):
-    found: list[object] = []
+    results: list[object] = []
 
     def create():
         try:
-            found.append(LocalServices().start("same", "models:/digits/1", {}))
+            results.append(LocalServices().start("same", "models:/digits/1", {}))
         except AuditError as error:
-            found.append(str(error))
+            results.append(str(error))
 
     threads = [threading.Thread(target=create) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    refused = [x for x in found if isinstance(x, str)]
+    refused = [x for x in results if isinstance(x, str)]
     assert len(refused) == 3
     assert all("there is one already" in x for x in refused)
     (running,) = here.all()

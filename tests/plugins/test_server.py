@@ -180,16 +180,16 @@ def test_version_page_comes_at_once_and_its_parts_follow(page, shown):
 
 
 def test_comparison_says_better_and_worse_only_where_it_means_something(page, shown):
-    asked = {"left": "shown", "left_version": "champion", "right": "shown", "right_version": "2"}
-    text = text_of(page.get(f"/auditor/compare?{urlencode(asked)}"))
+    query = {"left": "shown", "left_version": "champion", "right": "shown", "right_version": "2"}
+    text = text_of(page.get(f"/auditor/compare?{urlencode(query)}"))
     assert "model/accuracy 0.9000 0.8500 to 0.9500 0.7000 0.6500 to 0.7500 −0.2000 ▼ worse" in text  # noqa: RUF001
     assert "+0.0200 within the intervals" in text
     assert "+0.5000 changed" in text
     assert "not measured" in text
-    text = text_of(page.get(f"/auditor/compare?{urlencode({**asked, 'right_version': '3'})}"))
+    text = text_of(page.get(f"/auditor/compare?{urlencode({**query, 'right_version': '3'})}"))
     assert " models:/shown/3 has not been audited." in text
     assert "▼" not in text
-    text = text_of(page.get(f"/auditor/compare?{urlencode({**asked, 'right_version': '99'})}"))
+    text = text_of(page.get(f"/auditor/compare?{urlencode({**query, 'right_version': '99'})}"))
     assert "not found" in text
     assert "Compare two versions" in text_of(page.get("/auditor/compare"))
 
@@ -278,8 +278,8 @@ def test_hostile_names_and_tags_are_harmless(page):
     for path in paths:
         answer = page.get(f"/auditor{path}")
         assert answer.status_code in (200, 400, 404, 409), (path, answer.status_code)
-        own = '<script src="/auditor/static/audits.js" defer></script>'
-        assert "<script" not in answer.text.replace(own, ""), path
+        tag = '<script src="/auditor/static/audits.js" defer></script>'
+        assert "<script" not in answer.text.replace(tag, ""), path
         assert "<img" not in answer.text, path
         assert answer.headers["content-security-policy"].startswith("default-src 'none';"), path
     assert "not below the model" in text_of(page.get(f"/auditor/version/explainers?{where}"))
@@ -291,14 +291,14 @@ def test_long_lists_are_paged(page):
     source = resolve("models:/digits/1").model_id
     for _ in range(60):
         client.create_model_version("long", f"models:/{source}")
-    seen, address = [], "/auditor/model?name=long"
+    names, address = [], "/auditor/model?name=long"
     while address:
         answer = page.get(address)
-        seen.append(re.findall(r'/auditor/version\?name=long&amp;version=(\d+)"', answer.text))
+        names.append(re.findall(r'/auditor/version\?name=long&amp;version=(\d+)"', answer.text))
         further = re.search(r'href="([^"]+)" rel="next"', answer.text)
         address = further[1].replace("&amp;", "&") if further else ""
-    assert [len(numbers) for numbers in seen] == [25, 25, 10]
-    assert [int(n) for numbers in seen for n in numbers] == list(range(60, 0, -1))
+    assert [len(numbers) for numbers in names] == [25, 25, 10]
+    assert [int(n) for numbers in names for n in numbers] == list(range(60, 0, -1))
 
 
 def test_hosts_origins_and_methods_are_held_as_by_mlflow(page, app, shown):

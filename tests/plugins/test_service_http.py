@@ -26,15 +26,15 @@ def test_records_from_everything_that_read_json_gives(tmp_path):
     file = tmp_path / "in.json"
     rows = [{"image": b64("one"), "target": "zwei", "top_k": 3, "explainers": ["a", "b"]}, {"image": str(picture)}]
     file.write_text(json.dumps(rows))
-    wanted = [
+    expected = [
         {"image": b64("one"), "target": "zwei", "top_k": 3, "explainers": ["a", "b"]},
         {"image": base64.b64encode(b"png").decode()},
     ]
-    assert records(pd.read_json(file)) == wanted
-    assert records(rows) == wanted
+    assert records(pd.read_json(file)) == expected
+    assert records(rows) == expected
     file.write_text(json.dumps({"image": {"0": b64("one"), "1": str(picture)}}))
-    assert [r["image"] for r in records(pd.read_json(file))] == [r["image"] for r in wanted]
-    assert records({"image": b"png"}) == records([picture]) == records([b"png"]) == wanted[1:]
+    assert [r["image"] for r in records(pd.read_json(file))] == [r["image"] for r in expected]
+    assert records({"image": b"png"}) == records([picture]) == records([b"png"]) == expected[1:]
     assert json.dumps(records(pd.DataFrame([{"image": b64("one"), "target": 3}])))  # numpy numbers become plain ones
 
 

@@ -64,16 +64,16 @@ class Browser:
         return str(self.script("return document.querySelector(arguments[0])?.innerText ?? ''", selector))
 
     def click(self, selector: str) -> None:
-        found = self._post("element", {"using": "css selector", "value": selector})
-        self._post(f"element/{found[ELEMENT]}/click", {})
+        element = self._post("element", {"using": "css selector", "value": selector})
+        self._post(f"element/{element[ELEMENT]}/click", {})
 
     def choose_file(self, selector: str, path: Path) -> None:
-        found = self._post("element", {"using": "css selector", "value": selector})
-        self._post(f"element/{found[ELEMENT]}/value", {"text": str(path)})
+        element = self._post("element", {"using": "css selector", "value": selector})
+        self._post(f"element/{element[ELEMENT]}/value", {"text": str(path)})
 
     def type(self, selector: str, text: str) -> None:
-        found = self._post("element", {"using": "css selector", "value": selector})
-        self._post(f"element/{found[ELEMENT]}/value", {"text": text})
+        element = self._post("element", {"using": "css selector", "value": selector})
+        self._post(f"element/{element[ELEMENT]}/value", {"text": text})
 
     def press(self, *keys: str) -> None:
         actions = []
@@ -111,8 +111,8 @@ class Browser:
 
     def messages(self) -> list[str]:
         """Return what the page wrote to the console as an error since the last call (CSP refusals are such)."""
-        found = self._post("se/log", {"type": "browser"})
-        return [entry["message"] for entry in found if entry["level"] == "SEVERE"]
+        element = self._post("se/log", {"type": "browser"})
+        return [entry["message"] for entry in element if entry["level"] == "SEVERE"]
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         return _call("POST", f"{self.session}/{path}", body)
@@ -122,8 +122,8 @@ def eventually(look: Callable[[], Any], what: str) -> Any:
     """Return the first truthy value; the limit is far above what a slow machine needs."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
-        if found := look():
-            return found
+        if result := look():
+            return result
         time.sleep(0.05)
     raise AssertionError(f"did not come true in {WAIT_S:.0f} s: {what}")
 
@@ -135,8 +135,8 @@ def _call(method: str, url: str, body: dict[str, Any] | None = None) -> Any:
         with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)["value"]
     except urllib.error.HTTPError as error:
-        told = json.load(error)["value"]
-        raise AssertionError(f"{told['error']}: {told['message'].splitlines()[0]}") from None
+        problem = json.load(error)["value"]
+        raise AssertionError(f"{problem['error']}: {problem['message'].splitlines()[0]}") from None
 
 
 @contextmanager
@@ -152,8 +152,8 @@ def chromium() -> Iterator[Browser]:
         try:
             eventually(lambda: _up(f"{address}/status"), "chromedriver answers")
             options = {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-            wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
-            session = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+            expected = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+            session = _call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": expected}})["sessionId"]
             try:
                 yield Browser(address, session)
             finally:

@@ -40,7 +40,7 @@ def http(served):
     assert bentoml
     from starlette.testclient import TestClient
 
-    given = {
+    values = {
         "AUDITOR_MODEL": served,
         "AUDITOR_POLL_S": "3600",
         "AUDITOR_LOG_REQUESTS": "false",
@@ -48,16 +48,16 @@ def http(served):
         "AUDITOR_MAX_BODY_MB": "1",
         "AUDITOR_MAX_PIXELS": "1000000",
     }
-    before = {key: os.environ.get(key) for key in given}
-    os.environ.update(given)
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
     from auditor.service.service import AuditorService
 
-    own, threads, filters = logging.getLogger("auditor"), torch.get_num_threads(), warnings.filters[:]
-    habits = (own.handlers[:], own.level, own.propagate)
+    logger, threads, filters = logging.getLogger("auditor"), torch.get_num_threads(), warnings.filters[:]
+    habits = (logger.handlers[:], logger.level, logger.propagate)
     with TestClient(AuditorService.to_asgi(), raise_server_exceptions=False) as client:
         # a worker settles in as if the process were its own; here other tests live in it
-        own.handlers[:], own.propagate = habits[0], habits[2]
-        own.setLevel(habits[1])
+        logger.handlers[:], logger.propagate = habits[0], habits[2]
+        logger.setLevel(habits[1])
         torch.set_num_threads(threads)
         warnings.filters[:] = filters
         for key, value in before.items():

@@ -20,8 +20,8 @@ def test_a_picture_has_the_pixels_it_was_made_of(channels):
         with Image.open(io.BytesIO(base64.b64decode(content))) as opened:
             array = np.asarray(opened)
         assert array.shape == ((5, 7) if channels == 1 else (5, 7, 3))
-        wanted = (image.float() * (1 if image.dtype == torch.uint8 else 255)).clamp(0, 255).round().byte()
-        assert (array == (wanted[0] if channels == 1 else wanted.permute(1, 2, 0)).numpy()).all()
+        expected = (image.float() * (1 if image.dtype == torch.uint8 else 255)).clamp(0, 255).round().byte()
+        assert (array == (expected[0] if channels == 1 else expected.permute(1, 2, 0)).numpy()).all()
 
 
 def test_a_gallery_shows_where_only_when_it_is_known():
@@ -30,6 +30,6 @@ def test_a_gallery_shows_where_only_when_it_is_known():
     assert torch.equal(tinted(crop, everywhere), crop)
     somewhere = everywhere.clone()
     somewhere[0] = 0
-    found = tinted(crop, somewhere).int()
-    assert int((found[0, 1:] - found[2, 1:]).min()) > 50, "red where the concept is seen"
-    assert int((found[0, 0] - found[2, 0]).abs().max()) < 50
+    picture = tinted(crop, somewhere).int()
+    assert int((picture[0, 1:] - picture[2, 1:]).min()) > 50, "red where the concept is seen"
+    assert int((picture[0, 0] - picture[2, 0]).abs().max()) < 50

@@ -17,15 +17,15 @@ def job(version, x, options, names, target, strict):
 def test_a_class_without_a_head_is_told_and_refused_only_when_asked_for(registry, served, images):
     loaded = load_version(Settings(model=served, engine="torch"))
     loaded.explainers["heads"].classes_ = [0]
-    told, refused = answer_batch(
+    answer, refused = answer_batch(
         [
             job(loaded, images[1], QUICK, ["heads", "concepts"], 3, False),
             job(loaded, images[1], QUICK, ["heads"], 3, True),
         ]
     )
-    assert isinstance(told, dict)
-    assert "cannot explain class" in told["explanations"][0]["problem"]
-    assert told["explanations"][1]["concepts"]
+    assert isinstance(answer, dict)
+    assert "cannot explain class" in answer["explanations"][0]["problem"]
+    assert answer["explanations"][1]["concepts"]
     assert isinstance(refused, Problem)
     assert refused.status == 422
 

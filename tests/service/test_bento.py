@@ -10,11 +10,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_requirements_are_those_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"] + [
+    expected = project["dependencies"] + [
         item for extra in ("serve", "onnx") for item in project["optional-dependencies"][extra]
     ]
     bento = yaml.safe_load((ROOT / "bentofile.yaml").read_text())
-    assert sorted(bento["python"]["packages"]) == sorted(wanted), "copy the new requirements into bentofile.yaml"
+    assert sorted(bento["python"]["packages"]) == sorted(expected), "copy the new requirements into bentofile.yaml"
     assert bento["python"]["lock_packages"] is False
 
 

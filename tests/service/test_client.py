@@ -133,8 +133,8 @@ def test_other_verbs(how):
 
 @both
 def test_a_batch_holds_answers_and_errors(how):
-    told = {"answers": [ANSWER, BUSY], "n_errors": 1, "model": MODEL, "request_id": "r1"}
-    script = Script((200, told, {}))
+    document = {"answers": [ANSWER, BUSY], "n_errors": 1, "model": MODEL, "request_id": "r1"}
+    script = Script((200, document, {}))
     batch, _ = run(script, how, "explain_batch", [b"one", b"two"], top_k=3)
     assert [type(a).__name__ for a in batch.answers] == ["ExplainAnswer", "ErrorAnswer"]
     assert script.body()["top_k"] == 3
@@ -143,8 +143,8 @@ def test_a_batch_holds_answers_and_errors(how):
 
 @both
 def test_errors_carry_the_servers_words(how):
-    told = {"error": {"code": "bad_image", "message": "the image cannot be read.", "request_id": "r9"}}
-    script = Script((400, told, {}))
+    document = {"error": {"code": "bad_image", "message": "the image cannot be read.", "request_id": "r9"}}
+    script = Script((400, document, {}))
     with pytest.raises(ServiceError, match="the image cannot be read") as caught:
         run(script, how, "predict", b"junk")
     error = caught.value
@@ -218,10 +218,10 @@ def test_bad_values_are_refused_before_anything_is_sent(how):
 
 def test_options_are_those_of_the_request_type():
     fields = {name: field.default for name, field in ExplainRequest.model_fields.items() if name != "image"}
-    taken = inspect.signature(Client.explain.build).parameters
-    assert {name: p.default for name, p in taken.items() if name not in ("image", "old_names")} == fields
-    taken = inspect.signature(Client.explain_batch.build).parameters
-    assert {name: p.default for name, p in taken.items() if name not in ("images", "old_names")} == fields
+    parameters = inspect.signature(Client.explain.build).parameters
+    assert {name: p.default for name, p in parameters.items() if name not in ("image", "old_names")} == fields
+    parameters = inspect.signature(Client.explain_batch.build).parameters
+    assert {name: p.default for name, p in parameters.items() if name not in ("images", "old_names")} == fields
 
 
 def test_it_needs_neither_torch_nor_a_host():

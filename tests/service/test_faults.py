@@ -50,11 +50,13 @@ def versions(tmp_path_factory, trained, concepts):
 def spoil(store: str, version: int) -> None:
     """Change one byte of an attached explainer's tensors, as a bad disk or a stranger would."""
     client = registry(store)
-    place = json.loads(client.get_model_version("digits", str(version)).tags["auditor.explainer.concepts"])["location"]
+    location = json.loads(client.get_model_version("digits", str(version)).tags["auditor.explainer.concepts"])[
+        "location"
+    ]
     source = client.get_model_version("digits", str(version)).source
     root = client.get_logged_model(source.removeprefix("models:/")).artifact_location
-    found = place if place.startswith("file:") else f"{root}/{place}"
-    (path,) = Path(unquote(urlsplit(found).path)).rglob("tensors.safetensors")
+    address = location if location.startswith("file:") else f"{root}/{location}"
+    (path,) = Path(unquote(urlsplit(address).path)).rglob("tensors.safetensors")
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
@@ -91,9 +93,9 @@ def body_of(file: bytes) -> dict[str, object]:
 
 
 def version_of(server: ls.Live) -> str:
-    status, told = server.post("/explain", body_of(ls.digit_files()[0]))
-    assert status == 200, told
-    return str(told["model"]["version"])
+    status, body = server.post("/explain", body_of(ls.digit_files()[0]))
+    assert status == 200, body
+    return str(body["model"]["version"])
 
 
 def all_at(server: ls.Live, version: str, n: int = 20) -> bool:
@@ -111,9 +113,9 @@ def test_a_client_that_stalls_its_upload_is_told_and_holds_up_nobody(live):
     assert all_at(live, "1", 10)
     for line in stalled:
         line.settimeout(300)
-        head, _, told = line.recv(65536).partition(b"\r\n\r\n")
+        head, _, body = line.recv(65536).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408"), head
-        assert json.loads(told or line.recv(65536))["error"]["code"] == "upload_timeout"
+        assert json.loads(body or line.recv(65536))["error"]["code"] == "upload_timeout"
     for line in stalled + silent:
         line.close()
     assert version_of(live) == "1"
@@ -141,15 +143,15 @@ def test_a_thousand_connections_at_once(live):
         go.set()
         return await asyncio.wait_for(asyncio.gather(*tasks), 600)
 
-    found = asyncio.run(all_of_them())
-    assert {status for status, _ in found} <= {200, 429, 503}
-    assert sum(status == 200 for status, _ in found) >= 200, "the queue holds more than that"
-    for status, body in found:
-        told = json.loads(body)
+    answers = asyncio.run(all_of_them())
+    assert {status for status, _ in answers} <= {200, 429, 503}
+    assert sum(status == 200 for status, _ in answers) >= 200, "the queue holds more than that"
+    for status, body in answers:
+        document = json.loads(body)
         assert (
-            told["model"]["version"] == "1"
+            document["model"]["version"] == "1"
             if status == 200
-            else set(told["error"]) == {"code", "message", "request_id"}
+            else set(document["error"]) == {"code", "message", "request_id"}
         )
     assert version_of(live) == "1"
 
@@ -212,8 +214,8 @@ def test_the_alias_moves_under_load(live, versions):
         ls.eventually(lambda: all_at(live, "1"), "both workers serve version 1 again")
     assert load.lost == 0
     assert set(load.statuses) == {200}, load.statuses
-    found = [json.loads(body)["model"]["version"] for body in load.bodies]
-    assert set(found) == {"1", "2"}, "every answer says which version gave it"
+    values = [json.loads(body)["model"]["version"] for body in load.bodies]
+    assert set(values) == {"1", "2"}, "every answer says which version gave it"
 
 
 def test_a_version_that_does_not_verify_is_never_served(live, versions):
@@ -222,9 +224,9 @@ def test_a_version_that_does_not_verify_is_never_served(live, versions):
     try:
         ls.eventually(lambda: live.log.read_text().count("failed verification") >= 2, "both workers refuse version 3")
         assert all_at(live, "1")
-        status, told = live.get("/metrics")
+        status, body = live.get("/metrics")
         assert status == 200
-        failures = [line for line in told.splitlines() if line.startswith("auditor_verification_failures")]
+        failures = [line for line in body.splitlines() if line.startswith("auditor_verification_failures")]
         assert any(float(line.split()[-1]) >= 1 for line in failures), failures
     finally:
         point(store, "champion", 1)
@@ -260,9 +262,9 @@ def test_a_broken_model_at_the_start_is_not_served_and_says_so(versions):
     with ls.serve("models:/digits/3", store, folder / "broken", wait=False) as server:
         ls.eventually(lambda: "failed verification" in server.log.read_text(), "it says why")
         assert not server.is_ready()
-        status, told = server.post("/explain", body_of(ls.digit_files()[0]))
-        assert (status, told["error"]["code"]) == (503, "not_ready")
-        assert str(folder) not in json.dumps(told), "callers do not learn where things lie"
+        status, body = server.post("/explain", body_of(ls.digit_files()[0]))
+        assert (status, body["error"]["code"]) == (503, "not_ready")
+        assert str(folder) not in json.dumps(body), "callers do not learn where things lie"
         assert "Traceback" not in server.log.read_text()
 
 
@@ -298,8 +300,8 @@ def test_mlflow_out_of_reach_at_the_start_and_while_serving(tmp_path, trained, c
     with ls.serve("models:/digits@champion", address, tmp_path / "serve", wait=False, poll_s=POLL_S) as server:
         ls.eventually(lambda: server.log.read_text().count("MLflow cannot be reached") >= 2, "it says so and retries")
         assert not server.is_ready()
-        status, told = server.post("/explain", body_of(ls.digit_files()[0]))
-        assert (status, told["error"]["code"]) == (503, "not_ready")
+        status, body = server.post("/explain", body_of(ls.digit_files()[0]))
+        assert (status, body["error"]["code"]) == (503, "not_ready")
         told_before = server.log.read_text().count("MLflow cannot be reached")
         with mlflow_at(port, tmp_path):
             server.wait_ready()
@@ -341,20 +343,20 @@ def test_a_full_disk_for_temporary_files(versions, tmp_path):
             fill(disk)
             large = odd.saved(odd.Image.new("RGB", (1500, 1500), "red"), "BMP")  # 6.7 MB
             for _ in range(3):
-                status, told = server.post("/explain?heatmaps=none", large, {"content-type": "image/bmp"})
-                assert status == 200, told
+                status, body = server.post("/explain?heatmaps=none", large, {"content-type": "image/bmp"})
+                assert status == 200, body
                 form = ls.run_load(port, [ls.multipart(port, "/explain", large, FIELDS)], n=2, concurrency=2)
                 assert form.statuses == {200: 2}
             image = base64.b64encode(ls.digit_files()[0]).decode()
             for mode in ("off", "fast", "full"):  # much that was not counted before: the metrics need room too
                 for style in ("none", "array", "png"):
-                    status, told = server.post("/explain", {"image": image, "stability": mode, "heatmaps": style})
-                    assert status == 200, told
+                    status, body = server.post("/explain", {"image": image, "stability": mode, "heatmaps": style})
+                    assert status == 200, body
             assert server.post("/explain", b"junk", {"content-type": "image/png"})[0] == 400
             assert server.post("/explain_batch", {"images": [image]})[0] == 200
             assert server.post("/predict", {"image": image})[0] == 200
-            found = [server.get(path)[0] for path in ("/ui/", "/gallery/concepts", "/model", "/nosuch", "/metrics")]
-            assert found == [200, 200, 200, 404, 200]
+            values = [server.get(path)[0] for path in ("/ui/", "/gallery/concepts", "/model", "/nosuch", "/metrics")]
+            assert values == [200, 200, 200, 404, 200]
             point(store, "beta", 2)  # to load it needs room
             assert all(version_of(server) in ("1", "2") for _ in range(30))
             assert server.workers() == workers, server.tail()

@@ -35,8 +35,8 @@ def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concept
     concepts.name = heads.name = ""
     with pytest.raises(OptionError, match="auditor export models:/exported/1 makes one"):
         load_version(Settings(model=uri, engine="onnx"))
-    found = export(uri)
-    assert found.worst < 1e-4
+    exported = export(uri)
+    assert exported.worst < 1e-4
     by_onnx, by_torch = load_version(Settings(model=uri)), load_version(Settings(model=uri, engine="torch"))
     assert (by_onnx.forward.engine, by_torch.forward.engine) == ("onnx", "torch")
     warm_up(by_onnx, Settings())
@@ -57,7 +57,7 @@ def test_the_exported_graph_is_used_and_says_the_same(registry, trained, concept
 
 def check_a_mixed_batch(by_onnx, by_torch, images):
     """Jobs that ask for different things share one pass, copies for the stability too, and each gets its own answer."""
-    asked = [
+    requests = [
         (["concepts"], {}),
         (["heads"], {"stability": "fast", "noise_samples": 5}),
         (["heads", "concepts"], {"stability": "fast", "noise_samples": 5}),
@@ -67,21 +67,21 @@ def check_a_mixed_batch(by_onnx, by_torch, images):
 
     def jobs(loaded):
         return [
-            job(loaded, x, Options.model_validate({"heatmaps": "none", "stability": "off", **told}), names, i, True)
-            for i, (x, (names, told)) in enumerate(zip(images, asked, strict=False))
+            job(loaded, x, Options.model_validate({"heatmaps": "none", "stability": "off", **document}), names, i, True)
+            for i, (x, (names, document)) in enumerate(zip(images, requests, strict=False))
         ]
 
-    told = {}
+    document = {}
     for loaded in (by_onnx, by_torch):
         sizes = []
         with pytest.MonkeyPatch.context() as patch:
             run = loaded.forward.run
             patch.setattr(loaded.forward, "run", lambda x, run=run, sizes=sizes: sizes.append(len(x)) or run(x))
-            told[loaded.forward.engine] = answer_batch(jobs(loaded))
+            document[loaded.forward.engine] = answer_batch(jobs(loaded))
         assert sizes == [5 + 2 * 2 + 1], "five images, two copies of two of them, one of another"
-        told[f"{loaded.forward.engine} alone"] = [answer_batch([one])[0] for one in jobs(loaded)]
+        document[f"{loaded.forward.engine} alone"] = [answer_batch([one])[0] for one in jobs(loaded)]
     for one, other in (("onnx", "onnx alone"), ("torch", "torch alone"), ("onnx", "torch")):
-        for a, b in zip(told[one], told[other], strict=True):
+        for a, b in zip(document[one], document[other], strict=True):
             for ours, theirs in zip(a["explanations"], b["explanations"], strict=True):
                 assert ours["name"] == theirs["name"]
                 got, want = (torch.tensor([c["contribution"] for c in e["concepts"]]) for e in (ours, theirs))
@@ -89,7 +89,7 @@ def check_a_mixed_batch(by_onnx, by_torch, images):
             assert (a["stability"] is None) == (b["stability"] is None)
             for key in ("c1", "c2", "score") if a["stability"] else ():
                 assert a["stability"][key] == pytest.approx(b["stability"][key], rel=2e-3, abs=1e-4), (one, other, key)
-    assert len({a["stability"]["c1"] for a in told["torch"] if a["stability"]}) == 4
+    assert len({a["stability"]["c1"] for a in document["torch"] if a["stability"]}) == 4
 
 
 @pytest.mark.slow

@@ -45,12 +45,12 @@ def test_an_image_gets_prediction_concepts_and_stability(http, pngs, digits, con
     assert len(answer["prediction"]["probabilities"]) == 10
     assert sum(p["probability"] for p in answer["prediction"]["probabilities"]) == pytest.approx(1)
     assert [e["name"] for e in answer["explanations"]] == ["concepts", "heads"]
-    for told, explainer in zip(answer["explanations"], (concepts, heads), strict=True):
+    for explanation, explainer in zip(answer["explanations"], (concepts, heads), strict=True):
         alone = explainer.explain(digits, x)[0]
-        assert told["digest"] == explainer.digest_
-        assert told["target_value"] == pytest.approx(alone.target_value, rel=1e-4)
-        assert sums(told) == pytest.approx(told["target_value"], rel=1e-4)
-        for a, b in zip(told["concepts"], alone.concepts, strict=True):
+        assert explanation["digest"] == explainer.digest_
+        assert explanation["target_value"] == pytest.approx(alone.target_value, rel=1e-4)
+        assert sums(explanation) == pytest.approx(explanation["target_value"], rel=1e-4)
+        for a, b in zip(explanation["concepts"], alone.concepts, strict=True):
             assert a["contribution"] == pytest.approx(b.contribution, rel=1e-3, abs=1e-3)
     assert 0 <= answer["stability"]["score"] <= 1
     assert answer["model"]["name"] == "served"
@@ -128,7 +128,7 @@ def test_one_bad_image_in_a_batch_hurts_no_other(http, pngs):
 
 def test_many_callers_good_and_bad_at_once(http, pngs):
     """Callers are batched together; each gets the answer to his own image, bad ones their error."""
-    wanted = [ask(http, png, **QUICK)["target"] for png in pngs]
+    expected = [ask(http, png, **QUICK)["target"] for png in pngs]
 
     def call(i: int):
         if i % 4 == 3:
@@ -142,9 +142,9 @@ def test_many_callers_good_and_bad_at_once(http, pngs):
             assert response.status_code == 400
         else:
             assert response.status_code == 200, response.text
-            told = response.json()["target"]
-            assert told["index"] == wanted[i % 7]["index"]
-            assert told["logit"] == pytest.approx(wanted[i % 7]["logit"], rel=1e-4)
+            target = response.json()["target"]
+            assert target["index"] == expected[i % 7]["index"]
+            assert target["logit"] == pytest.approx(expected[i % 7]["logit"], rel=1e-4)
 
 
 def test_what_is_served(http, digits):
@@ -153,10 +153,10 @@ def test_what_is_served(http, digits):
     types.ModelInfo.model_validate(model)
     assert model["class_names"] == list(digits.class_names)
     assert model["engine"] == "torch"
-    found = http.get("/explainers").json()
-    for item in found:
+    document = http.get("/explainers").json()
+    for item in document:
         types.ExplainerAnswer.model_validate(item)
-    assert [(e["name"], e["kind"], e["n_concepts"]) for e in found] == [("concepts", "nmf", 6), ("heads", "xnn", 5)]
+    assert [(e["name"], e["kind"], e["n_concepts"]) for e in document] == [("concepts", "nmf", 6), ("heads", "xnn", 5)]
     samples = http.get("/samples").json()
     assert len({s["label"] for s in samples}) == 10
     types.Sample.model_validate(samples[0])
@@ -185,14 +185,14 @@ def test_kserve_clients_are_understood(http, pngs, images):
     ]
     response = http.post("/v1/models/served:explain", json={"instances": instances, "parameters": QUICK})
     assert response.status_code == 200, response.text
-    told = response.json()["explanations"]
-    for answer in told:
+    explanation = response.json()["explanations"]
+    for answer in explanation:
         ExplainAnswer.model_validate(answer)
-    assert told[1]["target"]["label"] == "3"
-    assert told[2]["prediction"] == told[0]["prediction"]
-    assert told[4]["prediction"]["index"] == told[0]["prediction"]["index"]
+    assert explanation[1]["target"]["label"] == "3"
+    assert explanation[2]["prediction"] == explanation[0]["prediction"]
+    assert explanation[4]["prediction"]["index"] == explanation[0]["prediction"]["index"]
     predicted = http.post("/v1/models/served:predict", json={"instances": instances}).json()["predictions"]
-    assert [p["index"] for p in predicted] == [told[0]["prediction"]["index"]] * 5
+    assert [p["index"] for p in predicted] == [explanation[0]["prediction"]["index"]] * 5
 
 
 def image_file(form: str, mode: str = "RGB", size=(9, 7), **options) -> bytes:
@@ -279,8 +279,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_errors_have_one_shape(http, case):
-    method, path, given, status, code = BAD[case]
-    response = http.request(method, path, **given)
+    method, path, arguments, status, code = BAD[case]
+    response = http.request(method, path, **arguments)
     assert response.status_code == status, response.text
     error = ErrorAnswer.model_validate(response.json()).error
     assert code is None or error.code == code
@@ -328,9 +328,9 @@ def test_health_and_page(http):
 
 @pytest.mark.parametrize("target", [-1, 1.5, True, 10**30])
 def test_a_wrong_target_is_named_as_callers_know_it(http, pngs, target):
-    told = http.post("/explain", json={"image": b64(pngs[0]), "target": target}).json()["error"]
-    assert told["code"] == "invalid"
-    assert told["message"].startswith("target: input should be ")
+    error = http.post("/explain", json={"image": b64(pngs[0]), "target": target}).json()["error"]
+    assert error["code"] == "invalid"
+    assert error["message"].startswith("target: input should be ")
 
 
 def test_the_openapi_document_is_served_under_both_names(http):

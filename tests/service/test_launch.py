@@ -71,10 +71,10 @@ def test_the_folder_goes_also_when_the_server_fails(registry, started, monkeypat
 
 
 def test_nothing_starts_on_what_can_be_checked_at_once(registry, started, tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         with pytest.raises(OptionError, match=f"--port {port}: cannot listen on 127.0.0.1"):
             run_server(MODEL, host="127.0.0.1", port=port)
     port = free_port()

@@ -44,17 +44,17 @@ async def reads_all(scope, receive, send):
 def test_an_undeclared_body_is_counted_as_it_comes():
     small = Settings(max_body_mb=0.001, log_requests=False)
     assert visit(reads_all, small, body=[b"x" * 500] * 2)[0] == 200
-    status, head, told = visit(reads_all, small, body=[b"x" * 500] * 5)
+    status, head, body = visit(reads_all, small, body=[b"x" * 500] * 5)
     assert status == 413
-    assert told["error"]["code"] == "too_large"
+    assert body["error"]["code"] == "too_large"
     assert head["connection"] == "close"
 
 
 def test_a_stalled_upload_ends():
     slow = Settings(upload_timeout_s=0.05, log_requests=False)
-    status, _, told = visit(reads_all, slow, body=[b"x"] * 3, pause_s=3600)
+    status, _, body = visit(reads_all, slow, body=[b"x"] * 3, pause_s=3600)
     assert status == 408
-    assert told["error"]["code"] == "upload_timeout"
+    assert body["error"]["code"] == "upload_timeout"
 
 
 def test_foreign_errors_are_told_in_our_shape():
@@ -62,21 +62,21 @@ def test_foreign_errors_are_told_in_our_shape():
         await send({"type": "http.response.start", "status": 405, "headers": [(b"allow", b"GET")]})
         await send({"type": "http.response.body", "body": b"<html>Method Not Allowed</html>"})
 
-    status, head, told = visit(foreign)
+    status, head, body = visit(foreign)
     assert status == 405
     assert head["allow"] == "GET"
-    assert told["error"]["code"] == "method_not_allowed"
-    assert told["error"]["request_id"] == head["x-request-id"]
+    assert body["error"]["code"] == "method_not_allowed"
+    assert body["error"]["request_id"] == head["x-request-id"]
 
 
 def test_what_nobody_caught_is_a_500_without_its_inside():
     async def broken(scope, receive, send):
         raise RuntimeError("the secret")
 
-    status, _, told = visit(broken)
+    status, _, body = visit(broken)
     assert status == 500
-    assert told["error"]["code"] == "internal"
-    assert "secret" not in json.dumps(told)
+    assert body["error"]["code"] == "internal"
+    assert "secret" not in json.dumps(body)
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_keys_open_and_others_do_not(keyed):
     for header in ((b"x-api-key", b"first-key"), (b"authorization", b"Bearer second-key")):
         assert visit(reads_all, settings, headers=[header])[0] == 200
     for header in ((b"x-api-key", b"first"), (b"authorization", b"Basic first-key"), (b"x-api-key", b"# staff")):
-        status, head, told = visit(reads_all, settings, headers=[header])
+        status, head, body = visit(reads_all, settings, headers=[header])
         assert status == 401
         assert head["www-authenticate"] == "Bearer"
-        assert told["error"]["code"] == "unauthorized"
+        assert body["error"]["code"] == "unauthorized"
     for path in ("/livez", "/readyz", "/ui/app.js"):
         assert visit(reads_all, settings, path=path)[0] == 200
     assert visit(reads_all, settings, path="/metrics")[0] == 401

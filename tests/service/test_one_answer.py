@@ -167,8 +167,8 @@ def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_pa
         (audited,) = explain_for_audit(
             explainers[e["name"]], subject, x[None], [3], Effort(options=_taken(explainers, e))
         )
-        wanted = {c["index"]: c["contribution"] for c in e["concepts"]}
-        assert not differences(wanted, {c.index: c.contribution for c in audited.concepts}), e["name"]
+        expected = {c["index"]: c["contribution"] for c in e["concepts"]}
+        assert not differences(expected, {c.index: c.contribution for c in audited.concepts}), e["name"]
 
 
 def _taken(explainers, explanation):
@@ -195,10 +195,10 @@ def test_the_same_mistake_gets_the_same_sentence(rest, cli, everything, picture,
     path = tmp_path / "image.png"
     path.write_bytes(content)
     for name, value in (("target", "dog"), ("target", "99"), ("explainers", "nosuch")):
-        said = rest.post("/explain", files={"image": content}, data={name: value}).json()["error"]["message"]
-        assert cli.fails("explain", everything, path, f"--{name}", value) == f"auditor: error: {said}"
-    said = rest.post("/explain", files={"image": content}, data={"noise_samples": "65"}).json()["error"]["message"]
-    assert cli.fails("explain", everything, path, "--noise-samples", "65") == f"auditor: error: explain: {said}"
+        message = rest.post("/explain", files={"image": content}, data={name: value}).json()["error"]["message"]
+        assert cli.fails("explain", everything, path, f"--{name}", value) == f"auditor: error: {message}"
+    message = rest.post("/explain", files={"image": content}, data={"noise_samples": "65"}).json()["error"]["message"]
+    assert cli.fails("explain", everything, path, "--noise-samples", "65") == f"auditor: error: explain: {message}"
 
 
 def test_old_names_work_for_one_release_with_a_warning(rest, cli, everything, picture, tmp_path):

@@ -44,8 +44,8 @@ def test_the_good_answer_is_of_its_type(entry):
         if entry.is_list
         else {"$ref": REF + entry.answer.__name__}
     )
-    wanted = list[entry.answer] if entry.is_list else entry.answer
-    TypeAdapter(wanted).validate_python(content["application/json"]["example"])
+    expected = list[entry.answer] if entry.is_list else entry.answer
+    TypeAdapter(expected).validate_python(content["application/json"]["example"])
 
 
 def test_every_handler_with_json_has_an_example():

@@ -134,7 +134,7 @@ def test_labels_of_a_multilabel_model_by_every_way(registry, trained, picture, c
     )
     export(uri, subject=subject)
     content, x = picture
-    wanted = labels.module(x)[0].double()
+    expected = labels.module(x)[0].double()
     path = tmp_path / "image.png"
     path.write_bytes(content)
     answers = [cli.json("explain", uri, path, "--heatmaps", "none")["prediction"]]
@@ -144,11 +144,11 @@ def test_labels_of_a_multilabel_model_by_every_way(registry, trained, picture, c
             answers.append(http.post("/predict", files={"image": content}).json()["prediction"])
     for prediction in answers:
         for item in prediction["probabilities"]:
-            assert item["probability"] == pytest.approx(float(wanted[item["index"]]), abs=1e-6)
-        assert {item["index"] for item in prediction["labels"]} == set((wanted >= 0.5).nonzero()[:, 0].tolist())
-    assert f"{int(wanted.argmax())} " in cli("explain", uri, path, "--heatmaps", "none").stdout
+            assert item["probability"] == pytest.approx(float(expected[item["index"]]), abs=1e-6)
+        assert {item["index"] for item in prediction["labels"]} == set((expected >= 0.5).nonzero()[:, 0].tolist())
+    assert f"{int(expected.argmax())} " in cli("explain", uri, path, "--heatmaps", "none").stdout
     images = np.stack([x[0].numpy()] * 24)
-    sets = np.tile((wanted >= 0.5).numpy(), (24, 1)).astype(np.int64)
+    sets = np.tile((expected >= 0.5).numpy(), (24, 1)).astype(np.int64)
     sets[12:, 0] = 1 - sets[12:, 0]
     np.savez(tmp_path / "sets.npz", images=images, labels=sets)
     metrics = audit(subject, open_data(tmp_path / "sets.npz"), {}, AuditConfig(images=20)).metrics

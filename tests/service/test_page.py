@@ -39,8 +39,8 @@ def live(store):
 
 @pytest.fixture(scope="module")
 def browser():
-    with chromium() as found:
-        yield found
+    with chromium() as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -219,12 +219,12 @@ def test_errors_are_the_servers_sentence(page, tmp_path):
 
 
 def test_no_mouse_is_needed(page):
-    seen = []
+    calls = []
     for _ in range(12):
         page.press("Tab")
-        seen.append(page.focused())
-    assert seen[0].startswith("a#")  # skip link
-    assert any(s.startswith("input#file") for s in seen)
+        calls.append(page.focused())
+    assert calls[0].startswith("a#")  # skip link
+    assert any(s.startswith("input#file") for s in calls)
     outline = page.script("return getComputedStyle(document.activeElement).outlineStyle")
     assert outline != "none", "the focus is seen"
     page.script("document.querySelector('#samples button').focus()")

@@ -23,14 +23,16 @@ class Reader(HTMLParser):
         self.labels: set[str] = set()
 
     def handle_starttag(self, tag, attrs):
-        found = dict(attrs)
-        if "id" in found:
-            self.ids.append(found["id"])
-        self.references += [found[a] for a in ("src", "href") if found.get(a) and not found[a].startswith("#")]
-        self.labels |= {found[a] for a in ("for", "aria-labelledby", "aria-controls") if a in found}
-        if "style" in found or tag == "style" or (tag == "script" and "src" not in found):
+        attributes = dict(attrs)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        self.references += [
+            attributes[a] for a in ("src", "href") if attributes.get(a) and not attributes[a].startswith("#")
+        ]
+        self.labels |= {attributes[a] for a in ("for", "aria-labelledby", "aria-controls") if a in attributes}
+        if "style" in attributes or tag == "style" or (tag == "script" and "src" not in attributes):
             self.inline.append(tag)
-        self.inline += [a for a in found if a.startswith("on")]
+        self.inline += [a for a in attributes if a.startswith("on")]
 
 
 @pytest.fixture(scope="module")

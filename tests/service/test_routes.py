@@ -29,8 +29,8 @@ OF_BENTOML = {entry.path for entry in TABLE if not entry.handler}
 def test_what_is_mounted_is_the_table():
     routes = mounted(lambda: None).routes
     served = {(method, route.path) for route in routes if isinstance(route, Route) for method in route.methods}
-    wanted = {(entry.method, entry.path) for entry in TABLE if entry.handler}
-    assert served - {(m, p) for m, p in served if m == "HEAD"} == wanted
+    expected = {(entry.method, entry.path) for entry in TABLE if entry.handler}
+    assert served - {(m, p) for m, p in served if m == "HEAD"} == expected
     assert [route.path for route in routes if isinstance(route, Mount)] == ["/ui"]
     assert len(TABLE) == len({(entry.method, entry.path) for entry in TABLE})
 
@@ -101,8 +101,8 @@ def test_the_pages_name_only_addresses_that_exist(page):
     text = (ROOT / page).read_text()
     named = set(re.findall(r"`(?:GET |POST )?(/[a-z_0-9.:{}/-]+)`", text))
     named |= {m.rstrip("'") for m in re.findall(r"127\.0\.0\.1:3000(/[a-z_0-9./:]+)", text)}
-    there = {entry.path for entry in TABLE} | {"/auditor", "/v1/models/digits:explain"}
-    assert {path for path in named if path.rstrip("/") or path == "/"} - there == set()
+    existing = {entry.path for entry in TABLE} | {"/auditor", "/v1/models/digits:explain"}
+    assert {path for path in named if path.rstrip("/") or path == "/"} - existing == set()
     assert "/explain" in named
 
 

@@ -53,8 +53,8 @@ def test_a_gallery_has_pictures_with_the_names_of_their_classes(version):
 
 
 def test_time_to_search_is_the_requests_the_servers_or_the_fits(version, images):
-    for asked, setting, used in ((None, None, None), (None, 2.0, 2.0), (3.0, 2.0, 3.0), (3.0, None, 3.0)):
-        question = version.question(images[0], Options(timeout_s=asked), Settings(search_timeout_s=setting))
+    for requested, setting, used in ((None, None, None), (None, 2.0, 2.0), (3.0, 2.0, 3.0), (3.0, None, 3.0)):
+        question = version.question(images[0], Options(timeout_s=requested), Settings(search_timeout_s=setting))
         assert question.options.timeout_s == used
         assert question.names == ["concepts", "heads"]
     assert version.explained.search_limit_s == 10.0

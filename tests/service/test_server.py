@@ -63,18 +63,18 @@ def test_a_real_server_answers_refuses_pickles_and_follows_its_alias(server, png
     assert answer["model"]["version"] == "1"
     assert answer["explanations"][0]["concepts"]
     for media in ("application/octet-stream", "application/vnd.bentoml+pickle"):
-        status, told = post(server, "/explain", pickle.dumps({"a": 1}), media)
+        status, body = post(server, "/explain", pickle.dumps({"a": 1}), media)
         assert status in (400, 415)
-        assert set(told["error"]) == {"code", "message", "request_id"}
+        assert set(body["error"]) == {"code", "message", "request_id"}
     with urllib.request.urlopen(f"{server}/metrics", timeout=30) as response:
         assert b"\nauditor_explain_duration_seconds_bucket" in response.read()
     mlflow.MlflowClient().set_registered_model_alias("live", "champion", "2")
-    seen = ["1"]
+    calls = ["1"]
     for _ in range(600):
         status, answer = post(server, path, pngs[0], "image/png")
         assert status == 200  # not one request fails while the model is swapped
-        seen.append(answer["model"]["version"])
-        if seen[-1] == "2":
+        calls.append(answer["model"]["version"])
+        if calls[-1] == "2":
             break
         time.sleep(0.2)
-    assert seen[-1] == "2"
+    assert calls[-1] == "2"

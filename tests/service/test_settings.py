@@ -35,8 +35,8 @@ def served(monkeypatch):
     """The settings with which ``auditor serve`` would start, and nothing started."""
     caught = []
 
-    def run_server(model, *, host, port, **given):
-        caught.append(from_environment(as_variables({"model": model, **given})))
+    def run_server(model, *, host, port, **options):
+        caught.append(from_environment(as_variables({"model": model, **options})))
 
     monkeypatch.setattr(launch, "run_server", run_server)
 
@@ -56,15 +56,15 @@ def test_there_is_a_value_for_every_field_and_none_is_the_default():
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_setting_arrives_by_all_four_ways(name, served):
     value = as_text(GIVEN[name])
-    wanted = Settings(model=GIVEN["model"], **{name: GIVEN[name]})
+    expected = Settings(model=GIVEN["model"], **{name: GIVEN[name]})
     # the environment
-    assert from_environment({"AUDITOR_MODEL": GIVEN["model"], f"AUDITOR_{name.upper()}": value}) == wanted
+    assert from_environment({"AUDITOR_MODEL": GIVEN["model"], f"AUDITOR_{name.upper()}": value}) == expected
     # the command
     (option,) = [option for option in options() if option.name == name]
-    assert served(GIVEN["model"], *option.flags(value)) == wanted
+    assert served(GIVEN["model"], *option.flags(value)) == expected
     # the deployments client, which starts the command
     command = LocalServices(serve=()).command(GIVEN["model"], check_config({name: value}), "127.0.0.1", 3000)
-    assert served(*command) == wanted
+    assert served(*command) == expected
     # both helps
     assert f"    {name}: {Settings.model_fields[name].description}" in target_help()
     flags = {flag for p in auditor.commands["serve"].params for flag in p.opts if not getattr(p, "hidden", False)}
@@ -92,7 +92,7 @@ def test_an_old_name_works_by_all_ways_with_a_warning(old, served, caplog, capsy
     assert new in Settings.model_fields
     assert old not in Settings.model_fields
     warning = f"the setting {old} is called {new} now"
-    wanted = Settings(model="m", **{new: value})
+    expected = Settings(model="m", **{new: value})
 
     def by_environment():
         return from_environment({"AUDITOR_MODEL": "m", f"AUDITOR_{old.upper()}": value})
@@ -106,7 +106,7 @@ def test_an_old_name_works_by_all_ways_with_a_warning(old, served, caplog, capsy
     for way in (by_environment, by_command, by_client):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            assert way() == wanted
+            assert way() == expected
         assert warning in caplog.text + capsys.readouterr().err  # the command writes its log to standard error
     caplog.clear()
     both = {f"AUDITOR_{old.upper()}": "old", f"AUDITOR_{new.upper()}": "new"}

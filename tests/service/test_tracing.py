@@ -22,13 +22,13 @@ ENDPOINT = "http://collector:4318/v1/traces"
 def test_bentoml_is_told_where_to_send_only_when_asked(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert tracing.tracing_config(Settings()) == {}
-    told = tracing.tracing_config(Settings(otlp_endpoint=ENDPOINT, trace_rate=0.5))["tracing"]
-    assert (told["exporter_type"], told["sample_rate"]) == ("otlp", 0.5)
-    assert told["otlp"]["endpoint"] == ENDPOINT
+    config = tracing.tracing_config(Settings(otlp_endpoint=ENDPOINT, trace_rate=0.5))["tracing"]
+    assert (config["exporter_type"], config["sample_rate"]) == ("otlp", 0.5)
+    assert config["otlp"]["endpoint"] == ENDPOINT
     pytest.importorskip("bentoml")
     from _bentoml_sdk.service.config import validate
 
-    validate({"tracing": told})
+    validate({"tracing": config})
 
 
 def test_a_missing_exporter_and_a_wrong_address_are_one_sentence(monkeypatch):
@@ -45,18 +45,18 @@ def test_stages_are_drawn_end_to_end_under_the_request(monkeypatch):
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    kept, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(kept))
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(tracing, "tracer_provider", lambda: provider)
     timings = {"read": 1.0, "queue": 2.5, "forward": 4.0, "concepts": 0.5, "total": 8.0}
     tracing.draw_stages(10**9, timings)
     assert tracing.trace_id() is None
-    assert kept.get_finished_spans() == (), "no request is traced, nothing is drawn"
+    assert exporter.get_finished_spans() == (), "no request is traced, nothing is drawn"
     with provider.get_tracer("test").start_as_current_span("request") as parent:
         tracing.draw_stages(10**9, timings)
         tracing.describe_span(request_id="abc")
         assert tracing.trace_id() == f"{parent.get_span_context().trace_id:032x}"
-    *stages, request = kept.get_finished_spans()
+    *stages, request = exporter.get_finished_spans()
     assert request.attributes["auditor.request_id"] == "abc"
     assert [s.name for s in stages] == ["auditor read", "auditor queue", "auditor forward", "auditor concepts"]
     assert all(s.parent.span_id == request.context.span_id for s in stages)
@@ -74,8 +74,8 @@ class Receiver(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["content-length"]))
         if self.headers.get("content-encoding") == "gzip":
             body = gzip.decompress(body)
-        told = ExportTraceServiceRequest.FromString(body)
-        self.server.spans += [s for r in told.resource_spans for scope in r.scope_spans for s in scope.spans]
+        exported = ExportTraceServiceRequest.FromString(body)
+        self.server.spans += [s for r in exported.resource_spans for scope in r.scope_spans for s in scope.spans]
         self.send_response(200)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", "0")
@@ -125,7 +125,7 @@ def test_spans_of_a_real_server_arrive_at_a_receiver(tmp_path, trained, concepts
     assert {"auditor read", "auditor queue", "auditor forward", "auditor concepts", "auditor stability"} <= names, names
     (request,) = [s for s in mine if _is_whole(s)]
     assert request.parent_span_id.hex() == f"{9:016x}", "the caller's trace goes on"
-    told = {a.key: a.value.string_value for a in request.attributes if a.key.startswith("auditor.")}
-    assert told == {"auditor.request_id": "traced", "auditor.route": "/explain", "auditor.version": "1"}
+    attributes = {a.key: a.value.string_value for a in request.attributes if a.key.startswith("auditor.")}
+    assert attributes == {"auditor.request_id": "traced", "auditor.route": "/explain", "auditor.version": "1"}
     assert not any("readyz" in str(s) for s in receiver.spans), "health is not traced"
     assert image not in str(receiver.spans)

@@ -101,8 +101,8 @@ def test_a_started_worker_loads_answers_and_stops(registry, served, images):
                 break
             await asyncio.sleep(0.05)
         loaded = worker.current()
-        asked = job(loaded, images[0], QUICK, loaded.explained.default_names, None, False)
-        (answer,) = await worker.answer([asked])
+        first_job = job(loaded, images[0], QUICK, loaded.explained.default_names, None, False)
+        (answer,) = await worker.answer([first_job])
         assert answer["model"]["version"] == loaded.version
         await worker.stop()
         assert worker.served is None
@@ -137,8 +137,8 @@ def test_requests_wait_for_the_first_loading_and_not_for_a_later_one(registry, s
         early = [asyncio.create_task(worker.ready()) for _ in range(3)]  # before it has even begun
         await asyncio.sleep(0)
         await worker.start()
-        found = await asyncio.wait_for(asyncio.gather(*early), 300)
-        assert all(loaded is worker.served for loaded in found)
+        answers = await asyncio.wait_for(asyncio.gather(*early), 300)
+        assert all(loaded is worker.served for loaded in answers)
         await worker.stop()
         with pytest.raises(Problem, match="not ready"):  # nothing is being loaded: nobody is kept waiting
             await worker.ready()

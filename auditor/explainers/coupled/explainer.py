@@ -208,8 +208,8 @@ class CoupledExplainer(Explainer):
         self.check_subject(subject)
         with torch.no_grad():
             x = subject.pixels(images)
-            logits, taken = subject.run(x, self.layers())
-            rows = self._rows(subject, x, logits, taken)
+            logits, outputs = subject.run(x, self.layers())
+            rows = self._rows(subject, x, logits, outputs)
         return self._project(rows, blocks)
 
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ class CoupledExplainer(Explainer):
         logits_hat = []
         with torch.no_grad():
             for x in torch.split(subject.pixels(images), self.config.batch_size):
-                logits, taken = subject.run(x, self.layers())
-                z = taken[self.layer_]
-                f = self._project(self._rows(subject, x, logits, taken))
+                logits, outputs = subject.run(x, self.layers())
+                z = outputs[self.layer_]
+                f = self._project(self._rows(subject, x, logits, outputs))
                 layout, W = self._explained_basis(subject)
                 z_hat = layout.from_positions(W.to(z) @ f.T.unsqueeze(-1).to(z), z)
                 logits_hat.append(subject.forward_from(self.layer_, z_hat))
@@ -268,12 +268,12 @@ class CoupledExplainer(Explainer):
         """Return the L2 penalty on F: the group and tv variants have none, as in the paper."""
         return float(self.config.lambda_latent) if self.config.variant == "base" else 0.0
 
-    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, taken: Mapping[str, Tensor]) -> list[Tensor]:
+    def _rows(self, subject: Subject, x: Tensor, logits: Tensor, outputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
         rows = []
         for b in self.blocks_:
             if b.layer is not None:
-                rows.append(layer_rows(taken[b.layer], subject.layout(b.layer), b.grid))
+                rows.append(layer_rows(outputs[b.layer], subject.layout(b.layer), b.grid))
             elif b.name == "logits":
                 rows.append(logits.T.contiguous())
             else:
@@ -288,12 +288,12 @@ class CoupledExplainer(Explainer):
         for name in names or []:
             if name not in blocks:
                 raise OptionError(f"coupled: there is no block {name!r}; the blocks are {', '.join(blocks)}.")
-        there = [
+        present = [
             x if names is None or b.name in names else None
             for x, b in zip(self._scaled(rows), self.blocks_, strict=True)
         ]
         try:
-            return project_coupled(there, self.P_, self._lambda())
+            return project_coupled(present, self.P_, self._lambda())
         except ValueError as error:
             raise NumericsError(str(error)) from error
 
@@ -304,23 +304,23 @@ class CoupledExplainer(Explainer):
         cfg: CoupledConfig = self.config
         total = len(data)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))
-        wanted = torch.zeros(total, dtype=torch.bool)
-        wanted[order[: cfg.max_images + cfg.max_images // cfg.held_out_every]] = True
-        images = FittedImages.each(int(wanted.sum()), cfg.held_out_every).among(wanted)
+        chosen = torch.zeros(total, dtype=torch.bool)
+        chosen[order[: cfg.max_images + cfg.max_images // cfg.held_out_every]] = True
+        images = FittedImages.each(int(chosen.sum()), cfg.held_out_every).among(chosen)
         parts: dict[bool, list[list[Tensor]]] = {True: [], False: []}
         examples: dict[bool, list[Batch]] = {True: [], False: []}
         start = 0
         with torch.no_grad():
             for whole in data.batches(subject, cfg.batch_size):
-                here = slice(start, start + len(whole))
-                keep, start = wanted[here], here.stop
+                window = slice(start, start + len(whole))
+                keep, start = chosen[window], window.stop
                 progress("reading activations", start, total)
                 if not bool(keep.any()):
                     continue
                 batch = whole.take(keep)
-                logits, taken = subject.run(batch.images, self.layers())
-                rows = self._rows(subject, batch.images, logits, taken)
-                hold = images.report[here][keep]
+                logits, outputs = subject.run(batch.images, self.layers())
+                rows = self._rows(subject, batch.images, logits, outputs)
+                hold = images.report[window][keep]
                 for held in (True, False):
                     mask = hold if held else ~hold
                     if bool(mask.any()):
@@ -410,7 +410,7 @@ class CoupledExplainer(Explainer):
         W = W.to(z)
         chosen = self.targets_for(subject, logits, targets)
         c = contributions(subject, self.layer_, layout, z, logits, W, f.T.unsqueeze(-1).to(z), chosen)
-        predictions, wanted = class_scores(logits, subject, chosen)
+        predictions, target_scores = class_scores(logits, subject, chosen)
         positions = subject.layout(self.layer_).to_positions(z)  # (batch, channels, positions)
         agree = torch.einsum("ncp,cpk->nkp", positions, W.reshape(*positions.shape[1:], -1)).clamp_min(0)
         heat = agree * f.T.unsqueeze(-1).to(z)  # where the image's activation agrees with the concept's factor
@@ -432,8 +432,8 @@ class CoupledExplainer(Explainer):
                     kind=self.kind,
                     name=self.name,
                     prediction=predictions[i],
-                    target=wanted[i],
-                    target_value=wanted[i].logit,
+                    target=target_scores[i],
+                    target_value=target_scores[i].logit,
                     bias=float(c.bias[i]),
                     residual=float(c.residual[i]),
                     concepts=concepts,
@@ -465,8 +465,8 @@ class CoupledExplainer(Explainer):
         for lo in range(0, len(batch), cfg.batch_size):
             part = slice(lo, lo + cfg.batch_size)
             with torch.no_grad():
-                logits, taken = subject.run(images[part], [self.layer_])
-            z = taken[self.layer_]
+                logits, outputs = subject.run(images[part], [self.layer_])
+            z = outputs[self.layer_]
             targets = logits.argmax(1)
             S = f[:, part].T.unsqueeze(-1).to(z)
             c = contributions(subject, self.layer_, layout, z, logits, W.to(z), S, targets.tolist())

@@ -106,12 +106,12 @@ def rank_for(rank: int | None, layer: str, layout: Layout) -> int:
 def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress: Progress) -> Examples:
     """Read ``n`` images drawn evenly, with labels and the model's logits; every few-th is held out."""
     total = len(data)
-    wanted = torch.zeros(total, dtype=torch.bool)
-    wanted[torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))[:n]] = True
+    chosen = torch.zeros(total, dtype=torch.bool)
+    chosen[torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))[:n]] = True
     batches, logits, start = [], [], 0
     with torch.no_grad():
         for whole in data.batches(subject, cfg.batch_size):
-            keep = wanted[start : start + len(whole)]
+            keep = chosen[start : start + len(whole)]
             start += len(whole)
             progress("reading images", start, total)
             if bool(keep.any()):
@@ -145,7 +145,7 @@ def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress:
         )
     choose = torch.zeros_like(held)
     choose[parts.learn] = validated(int(parts.learn.sum()))  # the best pass is chosen on some of the learned images
-    fitted = FittedImages(parts.learn, choose, held).among(wanted[:start])
+    fitted = FittedImages(parts.learn, choose, held).among(chosen[:start])
     return Examples(batch, labels, y, held, labelled, fitted)
 
 

@@ -381,7 +381,7 @@ class DeepFactoExplainer(Explainer):
     def _explained(
         self, subject: Subject, layout: Layout, logits: Tensor, S: Tensor, targets: list[int]
     ) -> list[Explanation]:
-        predictions, wanted = class_scores(logits, subject, targets)
+        predictions, target_scores = class_scores(logits, subject, targets)
         parts = self.head_.parts(S.double(), torch.tensor(targets))
         factorized = self.head_.logits(S)
         explanations = []
@@ -403,10 +403,10 @@ class DeepFactoExplainer(Explainer):
                     kind=self.kind,
                     name=self.name,
                     prediction=predictions[i],
-                    target=wanted[i],
-                    target_value=wanted[i].logit,
+                    target=target_scores[i],
+                    target_value=target_scores[i].logit,
                     bias=bias,
-                    residual=wanted[i].logit - value,
+                    residual=target_scores[i].logit - value,
                     concepts=concepts,
                     extra={"factorized_logit": value, "factorized_prediction": int(factorized[i].argmax())},
                 )

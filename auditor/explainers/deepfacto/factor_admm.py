@@ -128,7 +128,7 @@ class FactorAdmm:
         self.U: Tensor | None = torch.zeros_like(self.Z0) if settings.dual_step else None
         self.V: Tensor | None = torch.zeros_like(self.Z0) if settings.dual_step else None
         self.watch = Watch(WHERE, settings.dual_step)
-        self.asked, self.reseeded = 0.0, 0
+        self.largest_pull, self.reseeded = 0.0, 0
         self.XS, self.SS = torch.zeros(channels, rank), torch.zeros(rank, rank)
         cells, means = [], []
         for f in torch.split(self.Z0, 256):  # the sums start as if the images had been visited without end
@@ -184,11 +184,11 @@ class FactorAdmm:
             )
             S_new = projected(f, self.M)  # as a new image would get them
             h = head.logits(S_new)
-            asked = s.supervision * self._asked(S_new, h, rows)
-            S = score_step(S_new, f - u + v, self.M, asked - s.l1)
+            pull = s.supervision * self._pull(S_new, h, rows)
+            S = score_step(S_new, f - u + v, self.M, pull - s.l1)
             missed = f - self.M @ S_new
-            wanted = f + self.M @ (S - S_new) - s.trust * s.reconstruction * missed
-            Z = decoupled((s.beta, f - u), (s.gamma, wanted - v), (s.trust * s.anchor, self.Z0[rows]))
+            goal = f + self.M @ (S - S_new) - s.trust * s.reconstruction * missed
+            Z = decoupled((s.beta, f - u), (s.gamma, goal - v), (s.trust * s.anchor, self.Z0[rows]))
             self._learn_basis(f, S_new)
             self._last = f, S_new
             miss = Z - self.M @ S
@@ -202,19 +202,19 @@ class FactorAdmm:
                 top = 10 * float(Z.square().mean().sqrt())
                 fresh = self.cut(task.images[rows]) / self.scale
                 self.U[rows] = (u + self.watch.dual_step * (Z - fresh)).clamp(-top, top)
-                self.V[rows] = (v + self.watch.dual_step * (Z - wanted)).clamp(-top, top)
+                self.V[rows] = (v + self.watch.dual_step * (Z - goal)).clamp(-top, top)
             loss = nf.cross_entropy(h, task.labels[rows], ignore_index=-1, reduction="sum")
             return torch.stack([loss, (Z - f).square().sum(), miss.square().sum()]).double()
 
-    def _asked(self, S: Tensor, h: Tensor, rows: Tensor) -> Tensor:
+    def _pull(self, S: Tensor, h: Tensor, rows: Tensor) -> Tensor:
         """Return what the heads ask of the scores, as long in the mean as ``trust`` times the largest so far allows."""
         labels = self.task.labels[rows]
-        asked = self.head.pulled_back(logit_steps(h, labels) - h)
+        pull = self.head.pulled_back(logit_steps(h, labels) - h)
         if self.pooled_head is not None:
             flat = self.pooled_head.logits(S)
-            asked = asked + self.settings.pooled * self.pooled_head.pulled_back(logit_steps(flat, labels) - flat)
-        self.asked = max(FADE * self.asked, per_image(asked))
-        return asked * (self.settings.trust * per_image(self.M.T @ self.Z0[rows]) / max(self.asked, 1e-30))
+            pull = pull + self.settings.pooled * self.pooled_head.pulled_back(logit_steps(flat, labels) - flat)
+        self.largest_pull = max(FADE * self.largest_pull, per_image(pull))
+        return pull * (self.settings.trust * per_image(self.M.T @ self.Z0[rows]) / max(self.largest_pull, 1e-30))
 
     def _learn_basis(self, f: Tensor, S: Tensor) -> None:
         self.XS = FORGET * self.XS + torch.einsum("ncp,nkp->ck", f, S) / len(f)

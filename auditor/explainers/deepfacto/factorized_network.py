@@ -35,16 +35,16 @@ class ScoreLayer(nn.Module):
         """Return the scores of a layer's native output."""
         p = self.layout.to_positions(z)
         drive = self.project @ p
-        here = ahead = drive.clamp_min(0)
+        current = ahead = drive.clamp_min(0)
         t = 1.0
         for _ in range(self.n_steps):
-            there = (self.decay @ ahead + drive).clamp_min(0)
+            following = (self.decay @ ahead + drive).clamp_min(0)
             t_next = (1 + (1 + 4 * t * t) ** 0.5) / 2
             # a column that turned back starts its momentum anew [ODonoghueCandes2015]
-            back = ((ahead - there) * (there - here)).sum(1, keepdim=True) > 0
+            back = ((ahead - following) * (following - current)).sum(1, keepdim=True) > 0
             push = torch.where(back, torch.zeros_like(drive[:, :1]), torch.full_like(drive[:, :1], (t - 1) / t_next))
-            ahead, here, t = there + push * (there - here), there, t_next
-        return here.reshape(p.shape[0], here.shape[1], *self.layout.grid)
+            ahead, current, t = following + push * (following - current), following, t_next
+        return current.reshape(p.shape[0], current.shape[1], *self.layout.grid)
 
 
 class FactorizedNetwork(nn.Module):

@@ -197,7 +197,7 @@ class NmfExplainer(Explainer):
         assert self.layer_ is not None
         layout = subject.layout(self.layer_)
         c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets)
-        predictions, wanted = class_scores(logits, subject, targets)
+        predictions, target_scores = class_scores(logits, subject, targets)
         maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
         # whole tensors become lists at once: number by number costs more than the mathematics
         biases, residuals, errors = c.bias.tolist(), c.residual.tolist(), c.error.tolist()
@@ -207,8 +207,8 @@ class NmfExplainer(Explainer):
                 kind=self.kind,
                 name=self.name,
                 prediction=predictions[i],
-                target=wanted[i],
-                target_value=wanted[i].logit,
+                target=target_scores[i],
+                target_value=target_scores[i].logit,
                 bias=biases[i],
                 residual=residuals[i],
                 concepts=tuple(

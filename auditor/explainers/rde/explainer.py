@@ -142,9 +142,9 @@ class RdeExplainer(Explainer):
         held: list[Tensor] = []
         n_read = 0
         for batch in data.batches(subject, cfg.batch_size):
-            here = slice(n_read, n_read + len(batch))
-            learn, n_read = parts.learn[here], here.stop
-            held.extend(batch.images[parts.choose[here]])
+            part = slice(n_read, n_read + len(batch))
+            learn, n_read = parts.learn[part], part.stop
+            held.extend(batch.images[parts.choose[part]])
             if bool(learn.any()):
                 shard = Statistics.of(batch.images[learn], random, cfg.rank, cfg.reference_size)
                 statistics = shard if statistics is None else statistics.merge(shard)
@@ -162,10 +162,10 @@ class RdeExplainer(Explainer):
         self, subject: Subject, maps: SearchResult, logits: Tensor, targets: list[int], deadline: float | None
     ) -> list[Explanation]:
         cfg: RdeConfig = self.config
-        predictions, wanted = class_scores(logits, subject, targets)
+        predictions, target_scores = class_scores(logits, subject, targets)
         limit = self._limit()
         out: list[Explanation] = []
-        for i, (prediction, goal) in enumerate(zip(predictions, wanted, strict=True)):
+        for i, (prediction, goal) in enumerate(zip(predictions, target_scores, strict=True)):
             order, curve, bands = self._curve(maps, i)
             smallest, curve = smallest_set(maps.fresh, i, order, curve, limit, cfg.keep_probability, deadline=deadline)
             concepts = self._concepts(maps, i, order, curve, bands, goal.logit)

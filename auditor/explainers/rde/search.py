@@ -209,8 +209,8 @@ class Search:
             if level is fine:
                 break
             following = levels[i + 1]
-            wanted = sorted({max(1, round(k * following.size / fine.size)) for k in rates})
-            start = torch.stack([_carried(maps, level, following, k, n) for k in wanted], 1)
+            coarse_rates = sorted({max(1, round(k * following.size / fine.size)) for k in rates})
+            start = torch.stack([_carried(maps, level, following, k, n) for k in coarse_rates], 1)
         return maps
 
     def _network(self, images: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
         scores, floors = [], []
         for choose, test in (halves, halves[::-1]):
             _, (feature, code, equal) = _best_f1(codes[choose], picked[choose], bits)
-            said = (codes[test][:, feature] == code) == equal
-            scores.append(f1(picked[test], said).mean())
+            predicted = (codes[test][:, feature] == code) == equal
+            scores.append(f1(picked[test], predicted).mean())
             floors.append(_always_yes(picked[test].mean(0)).mean())
         honest, honest_floor = float(np.mean(scores)), float(np.mean(floors))
     feature, code, equal = winner
@@ -88,13 +88,13 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
     )
 
 
-def f1(truth: NDArray[np.bool_], said: NDArray[np.bool_]) -> Floats:
+def f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> Floats:
     """Return the F1 score per column, 2 TP / (said yes + true yes), 0 where both are empty.
 
     >>> f1(np.array([[1], [1], [0], [0]], bool), np.array([[1], [0], [1], [0]], bool)).tolist()
     [0.5]
     """
-    both, total = (truth & said).sum(0), truth.sum(0) + said.sum(0)
+    both, total = (truth & predicted).sum(0), truth.sum(0) + predicted.sum(0)
     return np.asarray(2 * both / np.maximum(total, 1), dtype=np.float64)
 
 
@@ -106,14 +106,14 @@ def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Int
     """Return the best F1 per attribute and its (feature, code, equal); the first of equals in that order wins."""
     n, n_codes = len(codes), 2**bits
     counts = code_counts(codes, marks, n_codes)
-    hits, said = counts[:, :, :-1].reshape(-1, marks.shape[1]), counts[:, :, -1].reshape(-1, 1)
+    hits, predicted = counts[:, :, :-1].reshape(-1, marks.shape[1]), counts[:, :, -1].reshape(-1, 1)
     true = marks.sum(0)[None]
     best = np.full(marks.shape[1], -1.0)
     candidate = np.zeros(marks.shape[1], dtype=np.int64)
     equal = np.ones(marks.shape[1], dtype=bool)
     step = 4096  # candidates at a time: a bounded buffer
     for first in range(0, len(hits), step):
-        tp, yes = hits[first : first + step].astype(np.float64), said[first : first + step]
+        tp, yes = hits[first : first + step].astype(np.float64), predicted[first : first + step]
         for is_equal in (True, False):
             both, total = (tp, yes + true) if is_equal else (true - tp, n - yes + true)
             value = 2 * both / np.maximum(total, 1)

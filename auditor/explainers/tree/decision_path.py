@@ -90,8 +90,8 @@ class Boxes:
         """Return the ``n`` nearest leaves whose class differs: fewest code steps, then fewest features, then index."""
         tree_class = int(tree.value[tree.path(row)[-1]].argmax())
         codes = row[self.features].astype(int)
-        wanted = np.clip(codes, self.low, self.high)
-        steps = np.abs(wanted - codes)
+        nearest = np.clip(codes, self.low, self.high)
+        steps = np.abs(nearest - codes)
         classes = tree.value[self.leaves].argmax(1)
         other = np.flatnonzero(classes != tree_class)
         cost, count = steps.sum(1), (steps > 0).sum(1)
@@ -102,7 +102,7 @@ class Boxes:
                 int(classes[i]),
                 float(tree.value[self.leaves[i], classes[i]]),
                 int(cost[i]),
-                tuple((int(self.features[j]), int(codes[j]), int(wanted[i, j])) for j in np.flatnonzero(steps[i])),
+                tuple((int(self.features[j]), int(codes[j]), int(nearest[i, j])) for j in np.flatnonzero(steps[i])),
             )
             for i in ranked
         ]

@@ -203,9 +203,9 @@ class TreeExplainer(Explainer):
         codes = v.to(torch.uint8).numpy(force=True)
         leaves = self.tree_.apply(codes)
         classes: list[int] = self.tree_.value[leaves].argmax(1).tolist()
-        asked = [self.config.target if t is None else t for t in targets]
-        chosen = [k if t is None else subject.class_index(t) for t, k in zip(asked, classes, strict=True)]
-        predictions, wanted = class_scores(logits, subject, chosen)
+        requested = [self.config.target if t is None else t for t in targets]
+        chosen = [k if t is None else subject.class_index(t) for t, k in zip(requested, classes, strict=True)]
+        predictions, target_scores = class_scores(logits, subject, chosen)
         paths = [decisions(self.tree_, row, k)[0] for row, k in zip(codes, chosen, strict=True)]
         on_path = [list(dict.fromkeys(step.feature for step in path)) for path in paths]
         maps = self._heatmaps(backbone, images, z, on_path) if heatmaps else [[None] * len(some) for some in on_path]
@@ -215,7 +215,7 @@ class TreeExplainer(Explainer):
                 kind=self.kind,
                 name=self.name,
                 prediction=predictions[i],
-                target=wanted[i],
+                target=target_scores[i],
                 target_value=float(self.tree_.value[leaves[i], chosen[i]]),
                 bias=float(self.tree_.value[0, chosen[i]]),
                 residual=0.0,
@@ -368,12 +368,12 @@ class TreeExplainer(Explainer):
     ) -> tuple[Examples, Tensor, bool, FittedImages]:
         """Return all rows, what the model predicts for them, whether all have labels, and which part each is of."""
         cfg: TreeConfig = self.config
-        xs, ys, said = [], [], []
+        xs, ys, predictions = [], [], []
         n = 0
         for batch in data.batches(subject, cfg.batch_size):
             with torch.no_grad():
-                logits, taken = subject.run(batch.images, [backbone.layer])
-            x = backbone.pool(taken[backbone.layer])
+                logits, outputs = subject.run(batch.images, [backbone.layer])
+            x = backbone.pool(outputs[backbone.layer])
             bad = int((~torch.isfinite(x)).any(1).sum())
             if bad:
                 raise NumericsError(
@@ -382,10 +382,10 @@ class TreeExplainer(Explainer):
                 )
             xs.append(x if backbone.module is None else batch.images)
             ys.append(batch.labels)
-            said.append(logits.argmax(1).cpu())
+            predictions.append(logits.argmax(1).cpu())
             n += len(batch)
             progress("reading features", n, len(data))
-        x, y, predicted = (torch.cat(parts) for parts in (xs, ys, said))
+        x, y, predicted = (torch.cat(parts) for parts in (xs, ys, predictions))
         labelled = bool((y >= 0).all())
         if not labelled:
             log.warning(
@@ -558,8 +558,8 @@ class TreeExplainer(Explainer):
                 "probability": change.value,
                 "steps": change.cost,
                 "changes": [
-                    {"feature": f, "label": self.label(f), "code": code, "wanted": wanted}
-                    for f, code, wanted in change.features
+                    {"feature": f, "label": self.label(f), "code": code, "wanted": new_code}
+                    for f, code, new_code in change.features
                 ],
             }
             for change in boxes.changes(self.tree_, row, self.config.alternatives)

@@ -209,10 +209,10 @@ def _score(
     codes, g = codes_of(net, backbone, train_set.x)
     tree = fit_tree(codes, g.double().numpy(force=True), recipe.limits, bits=net.bits)
     unseen, h = codes_of(net, backbone, trial.x)
-    said, branch = h.argmax(1).cpu(), torch.from_numpy(tree.predict(unseen).argmax(1))
+    predicted, branch = h.argmax(1).cpu(), torch.from_numpy(tree.predict(unseen).argmax(1))
     return (
-        float((said == trial.y).double().mean()),
+        float((predicted == trial.y).double().mean()),
         float((branch == trial.y).double().mean()),
-        float((branch == said).double().mean()),
+        float((branch == predicted).double().mean()),
         float((unseen == 0).mean()),
     )

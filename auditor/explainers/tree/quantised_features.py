@@ -109,8 +109,8 @@ class SoftTree(nn.Module):
         reach = x.new_zeros(len(x), 1)
         first = 0
         for level in range(self.depth):
-            here = slice(first, first + 2**level)
-            reach = torch.stack([reach + stay[:, here], reach + go[:, here]], dim=2).flatten(1)
+            nodes = slice(first, first + 2**level)
+            reach = torch.stack([reach + stay[:, nodes], reach + go[:, nodes]], dim=2).flatten(1)
             first += 2**level
         return torch.logsumexp(reach[:, :, None] + torch.log_softmax(self.leaves, dim=1)[None], dim=1)
 

@@ -95,11 +95,11 @@ class XnnExplainer(Explainer):
             raise OptionError(f"xnn: cells must be a square number such as 1, 4 or 9, got {cfg.cells}.")
         layer = head_layer(subject, cfg.layer)
         layout = subject.layout(layer)
-        wanted = self._wanted(subject)
+        classes = self._requested_classes(subject)
         drawn = data.spaced(cfg.max_images, cfg.seed)
         examples = read_examples(subject, data.only(drawn), layer, layout, cfg, progress)
         _refuse_logits(examples, layer, subject)
-        self.classes_ = self._present(subject, examples, wanted)
+        self.classes_ = self._present(subject, examples, classes)
         check_classes(examples, self.classes_, cfg.n, subject.class_names)
         examples.parts.warn_if_few(self.kind, "the best epoch")
         heads = make_heads(examples, len(self.classes_), layout, cfg)
@@ -150,8 +150,8 @@ class XnnExplainer(Explainer):
         logits_hat = []
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
-                logits, taken = subject.run(part, [self.layer_])
-                ybar = self.heads_.predict(self.features(taken[self.layer_]))
+                logits, outputs = subject.run(part, [self.layer_])
+                ybar = self.heads_.predict(self.features(outputs[self.layer_]))
                 logits_hat.append(with_heads(ybar, logits.float().cpu(), self.classes_))
         return torch.cat(logits_hat)
 
@@ -228,16 +228,16 @@ class XnnExplainer(Explainer):
 
     # inside
 
-    def _wanted(self, subject: Subject) -> list[int] | None:
+    def _requested_classes(self, subject: Subject) -> list[int] | None:
         cfg: XnnConfig = self.config
         if cfg.targets is not None and cfg.target is not None:
             raise OptionError("xnn: give either target or targets, not both.")
-        asked = [cfg.target] if cfg.target is not None else cfg.targets
-        return None if asked is None else list(dict.fromkeys(subject.class_index(t) for t in asked))
+        requested = [cfg.target] if cfg.target is not None else cfg.targets
+        return None if requested is None else list(dict.fromkeys(subject.class_index(t) for t in requested))
 
-    def _present(self, subject: Subject, examples: Examples, wanted: list[int] | None) -> list[int]:
-        if wanted is not None:
-            return wanted
+    def _present(self, subject: Subject, examples: Examples, requested: list[int] | None) -> list[int]:
+        if requested is not None:
+            return requested
         everything = list(range(subject.n_classes))
         n = examples.positives(everything).sum(1)
         present = [k for k in everything if 0 < int(n[k]) < len(examples.Z)]
@@ -271,12 +271,12 @@ class XnnExplainer(Explainer):
         """Explain from x-features E (classes, batch, features, cells) that are already known."""
         rows = [self._row(subject, k) for k in targets]
         with torch.no_grad():
-            mine = E[rows, list(range(len(rows)))].double()  # (batch, features, cells) of each image's own class
-            parts = (mine * self.heads_.v[rows].double()).sum(-1)
+            features = E[rows, list(range(len(rows)))].double()  # (batch, features, cells) of each image's own class
+            parts = (features * self.heads_.v[rows].double()).sum(-1)
             biases = self.heads_.c[rows].double()
             sums: list[float] = (biases + parts.sum(1)).tolist()
-        activations, contributions, bias = mine.mean(-1).tolist(), parts.tolist(), biases.tolist()
-        predictions, wanted = class_scores(logits, subject, targets)
+        activations, contributions, bias = features.mean(-1).tolist(), parts.tolist(), biases.tolist()
+        predictions, target_scores = class_scores(logits, subject, targets)
         pictures = self._pictures(subject, x, z, targets) if heatmaps else dict.fromkeys(targets, (None, "", []))
         explanations = []
         for i, (k, row) in enumerate(zip(targets, rows, strict=True)):
@@ -299,10 +299,10 @@ class XnnExplainer(Explainer):
                     kind=self.kind,
                     name=self.name,
                     prediction=predictions[i],
-                    target=wanted[i],
-                    target_value=wanted[i].logit,
+                    target=target_scores[i],
+                    target_value=target_scores[i].logit,
                     bias=bias[i],
-                    residual=wanted[i].logit - ybar,
+                    residual=target_scores[i].logit - ybar,
                     concepts=concepts,
                     extra={"ybar": ybar},
                 )
@@ -327,13 +327,13 @@ class XnnExplainer(Explainer):
     ) -> dict[int, tuple[Heatmaps | None, str, list[int]]]:
         pictures: dict[int, tuple[Heatmaps | None, str, list[int]]] = {}
         for k in dict.fromkeys(targets):
-            mine = [i for i, t in enumerate(targets) if t == k]
+            rows = [i for i, t in enumerate(targets) if t == k]
             try:
-                maps = self.heatmaps(subject, x[mine], k, z[mine])
-                pictures[k] = (maps, "", mine)
+                maps = self.heatmaps(subject, x[rows], k, z[rows])
+                pictures[k] = (maps, "", rows)
             except (LayerError, ModelError) as err:  # numbers stand without pictures
                 log.warning("xnn: no heatmaps: %s", err)
-                pictures[k] = (None, f"no heatmap: {err}", mine)
+                pictures[k] = (None, f"no heatmap: {err}", rows)
         return pictures
 
     def _engine(self, subject: Subject, row: int) -> ExcitationBackprop:

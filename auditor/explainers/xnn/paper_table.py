@@ -83,8 +83,8 @@ def xnn_table(
     if judged_on is not None:
         judged_on = judged_on.only(judged_on.spaced(config.max_images, config.seed))
     examples = read_examples(subject, data, layer, layout, config, progress)
-    asked = [config.target] if config.target is not None else config.targets
-    classes = [subject.class_index(t) for t in asked] if asked is not None else _present(subject, examples)
+    requested = [config.target] if config.target is not None else config.targets
+    classes = [subject.class_index(t) for t in requested] if requested is not None else _present(subject, examples)
     check_classes(examples, classes, config.n, subject.class_names)
     unseen = examples.reported
     if judged_on is not None:
@@ -192,7 +192,7 @@ def _shown(
 ) -> dict[int, Shown]:
     """Collect the first unseen positives of every class for the heatmap figures, reading the data once more."""
     positive = examples.positives(classes) & examples.parts.report
-    taken: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {k: [] for k in classes}
+    by_class: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {k: [] for k in classes}
     row = 0
     size = (subject.input_shape[1], subject.input_shape[2])
     plain = grid_parts(size)
@@ -201,15 +201,15 @@ def _shown(
             if row + i >= len(examples.Z):
                 break
             for j, k in enumerate(classes):
-                if bool(positive[j, row + i]) and len(taken[k]) < per_class:
+                if bool(positive[j, row + i]) and len(by_class[k]) < per_class:
                     image_parts = plain if parts is None else parts(batch.ids[i], size)
-                    taken[k].append((batch.images[i], examples.Z[row + i], image_parts))
+                    by_class[k].append((batch.images[i], examples.Z[row + i], image_parts))
         row += len(batch)
         if row >= len(examples.Z):
             break
     return {
         k: Shown(torch.stack([x for x, _, _ in items]), torch.stack([z for _, z, _ in items]), [p for _, _, p in items])
-        for k, items in taken.items()
+        for k, items in by_class.items()
         if items
     }
 

@@ -75,8 +75,8 @@ def test_captum_agrees(subject: Subject, images: Tensor) -> None:
     module = subject.module.get_submodule(layer)
     cam = LayerGradCam(lambda x: subject.logits(x), module).attribute(images, target=TARGETS, relu_attributions=True)
     ours = grad_cam(subject, images, TARGETS)
-    wanted = nn.functional.interpolate(cam, (13, 17), mode="bilinear", align_corners=False).detach()
-    torch.testing.assert_close(ours[:, :1], wanted, rtol=1e-4, atol=1e-6)
+    expected = nn.functional.interpolate(cam, (13, 17), mode="bilinear", align_corners=False).detach()
+    torch.testing.assert_close(ours[:, :1], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_occlusion_finds_the_only_pixel_that_matters() -> None:

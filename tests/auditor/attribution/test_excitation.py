@@ -39,10 +39,10 @@ def test_lost_mass_is_told_layer_by_layer_and_accounts_for_all_of_it():
     x = torch.rand(2, 3, 7, 9, generator=seeded(), dtype=torch.float64)
     engine = ExcitationBackprop(net, x)
     lost = engine.lost(x, [0, 1, 2, 3])
-    kept = engine.masses(x, [0, 1, 2, 3], contrastive=False).flatten(2).sum(2).mean()
+    arrived = engine.masses(x, [0, 1, 2, 3], contrastive=False).flatten(2).sum(2).mean()
     assert set(lost) == {"deep"}
     assert 0.1 < lost["deep"] < 0.9
-    torch.testing.assert_close(float(kept) + lost["deep"], 1.0, rtol=0, atol=1e-9)
+    torch.testing.assert_close(float(arrived) + lost["deep"], 1.0, rtol=0, atol=1e-9)
     net, x = hand_net()
     assert ExcitationBackprop(net, torch.cat([x, x])).lost(x, [0, 1]) == {}
 
@@ -234,10 +234,10 @@ def test_memory_does_not_grow_over_a_thousand_calls():
     engine = ExcitationBackprop(net, torch.cat([x, x]))
     for _ in range(50):
         engine.maps(x, [0, 1])
-    kept, before = len(engine.graph.clipped), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    n_clipped, before = len(engine.graph.clipped), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(950):
         engine.maps(x, [0, 1])
-    assert len(engine.graph.clipped) == kept
+    assert len(engine.graph.clipped) == n_clipped
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # KiB; leaked walks would be 200 MB
 
 

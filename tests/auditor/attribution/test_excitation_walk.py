@@ -95,11 +95,11 @@ class Branches(nn.Module):
 def conserving_walk(net, x):
     """Walk from all logits to the pixels and check at every node: it hands down what parents with a child got."""
     walk = walk_of(net, x)
-    seen = []
+    calls = []
 
     def check(node, p, children):
         assert p.min() >= 0
-        got, given = p.flatten(1).sum(1), sum(m.flatten(1).sum(1) for _, m in children)
+        got, passed = p.flatten(1).sum(1), sum(m.flatten(1).sum(1) for _, m in children)
         linear = walk.linear(node)
         live = [n for n in node.all_input_nodes if n in walk.graph.live]
         if linear is not None:
@@ -110,9 +110,9 @@ def conserving_walk(net, x):
             got_by_parents = p * (walk.values[node.args[2]] > 0)
         else:
             got_by_parents = p
-        torch.testing.assert_close(given, got_by_parents.flatten(1).sum(1), rtol=0, atol=1e-9)
-        assert bool((given <= got + 1e-9).all())
-        seen.append(node)
+        torch.testing.assert_close(passed, got_by_parents.flatten(1).sum(1), rtol=0, atol=1e-9)
+        assert bool((passed <= got + 1e-9).all())
+        calls.append(node)
 
     walk.on_step = check
     out = walk.values[walk.graph.output]
@@ -120,15 +120,15 @@ def conserving_walk(net, x):
     total = walk.down(walk.graph.output, p, walk.graph.input)
     walk.on_step = None  # the fast walk, which multiplies late, gives the same
     torch.testing.assert_close(walk.down(walk.graph.output, p, walk.graph.input), total, rtol=0, atol=1e-9)
-    return seen, total
+    return calls, total
 
 
 @pytest.mark.parametrize("make", [Branches, small_resnet])
 def test_mass_is_conserved_at_every_layer(make):
     torch.manual_seed(1)
     x = torch.rand(2, *((2, 5, 7) if make is Branches else (3, 13, 17)), generator=seeded(), dtype=torch.float64)
-    seen, _ = conserving_walk(make().double(), x)
-    assert len(seen) >= 8
+    visited, _ = conserving_walk(make().double(), x)
+    assert len(visited) >= 8
 
 
 class Sum(nn.Module):
@@ -158,7 +158,7 @@ LOSSY = {"mobilenet_v3_small", "efficientnet_b0"}  # depthwise convolutions afte
 @pytest.mark.parametrize("name", CONSERVING)
 def test_mass_is_conserved_at_every_layer_of_torchvision_families(name):
     x = torch.rand(2, 3, 64, 64, generator=seeded(), dtype=torch.float64)
-    seen, total = conserving_walk(family(name).double(), x)
-    assert len(seen) > 20
+    visited, total = conserving_walk(family(name).double(), x)
+    assert len(visited) > 20
     if name not in LOSSY:
         torch.testing.assert_close(total.flatten(2).sum(2), torch.ones(total.shape[:2]).double(), rtol=0, atol=1e-6)

@@ -50,8 +50,8 @@ def test_smoothing_a_dot_gives_the_bell():
     bell = [math.exp(-(t**2) / (2 * sigma**2)) if abs(t) <= 6 else 0.0 for t in range(-60, 101)]
     total = sum(bell)
     for i, j in ((30, 40), (31, 40), (30, 43), (36, 46), (36, 47), (37, 46), (24, 34)):
-        wanted = 2.0 * bell[60 + i - 30] * bell[60 + j - 40] / total**2
-        assert float(soft[i, j]) == pytest.approx(wanted, rel=1e-4, abs=1e-9)
+        expected = 2.0 * bell[60 + i - 30] * bell[60 + j - 40] / total**2
+        assert float(soft[i, j]) == pytest.approx(expected, rel=1e-4, abs=1e-9)
     assert soft.shape == dot.shape
 
 
@@ -95,8 +95,8 @@ def test_colours_follow_from_image_and_heat(positive, top):
     image, heat = torch.rand(3, 6, 9, generator=generator), torch.randn(6, 9, generator=generator)
     shown = np.asarray(overlay(image, heat, positive=positive, top=top)).astype(int)
     peak = float(heat.max()) if top is None else top
-    wanted = by_hand(image, heat.clamp_min(0), peak, RED if positive else BLUE).astype(int)
-    assert abs(shown - wanted).max() <= 1  # the last byte may round the other way in float32
+    expected = by_hand(image, heat.clamp_min(0), peak, RED if positive else BLUE).astype(int)
+    assert abs(shown - expected).max() <= 1  # the last byte may round the other way in float32
     assert len(np.unique(shown)) > 50
 
 

@@ -41,23 +41,23 @@ class PixelWise(Explainer):
         with torch.no_grad():
             logits = subject.logits(x)
         targets = self.targets_for(subject, logits, target)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
-        found = []
+        predictions, scores = class_scores(logits, subject.class_names, targets)
+        results = []
         for i, t in enumerate(targets):
             w = subject.module.w.weight[t].detach() if self.reads_model else WEIGHTS * (1 if t == 0 else -1)
             parts = self.scale * w * (x[i].flatten() - 0.5)  # against grey, the mean of what flipping puts in
             bias = float(self.scale * 0.5 * w.sum())
             maps = torch.eye(35).view(35, 5, 7)
             concepts = tuple(Concept(k, str(k), float(x[i].flatten()[k]), float(parts[k]), maps[k]) for k in range(35))
-            total = wanted[i].logit
+            total = scores[i].logit
             explained = sum(c.contribution for c in concepts)
-            found.append(
+            results.append(
                 Explanation(
-                    kind=self.kind, prediction=predictions[i], target=wanted[i], target_value=total, concepts=concepts,
+                    kind=self.kind, prediction=predictions[i], target=scores[i], target_value=total, concepts=concepts,
                     bias=bias, residual=total - bias - explained,
                 )
             )  # fmt: skip
-        return found
+        return results
 
     def tensors(self):
         return {}

@@ -47,9 +47,9 @@ def test_the_sealed_audit_comes_back_and_any_edit_is_found(audited):
 def test_without_labels_accuracy_is_skipped_with_the_reason(tiny, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "bare.npz", images=rng.integers(0, 256, (24, 13, 17), dtype=np.uint8))
-    found = auditor.audit(tiny, open_data(tmp_path / "bare.npz"), config=AuditConfig(images=20))
-    assert found.metrics["model/accuracy"].status == "skipped"
-    assert "no labels" in found.metrics["model/accuracy"].reason
+    audit = auditor.audit(tiny, open_data(tmp_path / "bare.npz"), config=AuditConfig(images=20))
+    assert audit.metrics["model/accuracy"].status == "skipped"
+    assert "no labels" in audit.metrics["model/accuracy"].reason
 
 
 def test_an_interrupted_audit_goes_on_where_it_stopped(tiny, tiny_npz, tmp_path, monkeypatch):
@@ -79,13 +79,13 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(tiny, tiny_npz, tmp_path,
     first = list(runs)
     assert first == list(GROUPS)[:3]
     runs.clear()
-    found = run()
+    audit = run()
     assert runs == list(GROUPS)[3:]
     assert not list((tmp_path / "cache").iterdir())  # a finished audit leaves nothing behind
     whole = run(cache=None)
-    assert set(found.metrics) == set(whole.metrics)
+    assert set(audit.metrics) == set(whole.metrics)
     for name, m in whole.metrics.items():
-        got = found.metrics[name]
+        got = audit.metrics[name]
         assert (got.status, got.n, got.direction) == (m.status, m.n, m.direction), name
         assert got.value == pytest.approx(m.value, nan_ok=True), name
 

@@ -16,9 +16,9 @@ from tests.auditor.auditing.linear_case import PixelWise, case_of
 def test_correlations_by_hand():
     a = torch.tensor([[1.0, 2.0, 4.0], [1.0, 1.0, 1.0]], dtype=torch.float64)
     b = torch.tensor([[3.0, 2.0, 0.0], [1.0, 2.0, 3.0]], dtype=torch.float64)
-    found = correlations(a, b)
-    assert float(found[0]) == pytest.approx(np.corrcoef(a[0], b[0])[0, 1])
-    assert math.isnan(float(found[1]))
+    result = correlations(a, b)
+    assert float(result[0]) == pytest.approx(np.corrcoef(a[0], b[0])[0, 1])
+    assert math.isnan(float(result[1]))
 
 
 def test_relevance_is_the_weighted_sum_of_unit_maps():
@@ -43,9 +43,9 @@ def test_strengths_are_contributions_and_activations_only_where_there_are_none()
 
 
 def test_a_map_of_its_own_is_taken_and_empty_maps_give_none():
-    own = [[1.0, 2.0], [3.0, 4.0]]
-    e = explanation(extra={"relevance": own}, concepts=(Concept(0, "", 1.0, 1.0, torch.ones(2, 2)),))
-    assert relevance(e, (2, 2)).tolist() == own
+    grid = [[1.0, 2.0], [3.0, 4.0]]
+    e = explanation(extra={"relevance": grid}, concepts=(Concept(0, "", 1.0, 1.0, torch.ones(2, 2)),))
+    assert relevance(e, (2, 2)).tolist() == grid
     assert relevance(explanation(concepts=(Concept(0, "", 1.0, 1.0, torch.zeros(2, 2)),)), (2, 2)) is None
     half = explanation(concepts=(Concept(0, "", 2.0, None, torch.tensor([[4.0, 0.0], [0.0, 0.0]])),))
     assert relevance(half, (2, 2)).tolist() == [[2.0, 0.0], [0.0, 0.0]]  # unit mass, times the activation
@@ -78,26 +78,26 @@ def test_one_column_has_a_cosine_instead_of_a_correlation():
 
 
 def test_explaining_keeps_the_order_and_asks_once_per_class(linear, chosen):
-    asked = []
+    requests = []
 
     class Counting(PixelWise):
         def explain(self, subject, images, target=None, **options):
-            asked.append((target, len(images), options))
+            requests.append((target, len(images), options))
             return super().explain(subject, images, target)
 
     explainer = Counting()
     targets = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0]
-    seen = []
-    got = explain(explainer, linear, chosen.images, targets, Effort(options={"k": 3}), lambda *a: seen.append(a))
+    calls = []
+    got = explain(explainer, linear, chosen.images, targets, Effort(options={"k": 3}), lambda *a: calls.append(a))
     assert [e.target.index for e in got] == targets
-    assert asked == [(0, 6, {"k": 3}), (1, 6, {"k": 3})]
-    assert seen == [("explaining", 6, 12), ("explaining", 12, 12)]
+    assert requests == [(0, 6, {"k": 3}), (1, 6, {"k": 3})]
+    assert calls == [("explaining", 6, 12), ("explaining", 12, 12)]
     alone = [explain(explainer, linear, chosen.images[i : i + 1], [t], Effort())[0] for i, t in enumerate(targets)]
     assert [e.target_value for e in got] == pytest.approx([e.target_value for e in alone])
     many = torch.cat([chosen.images] * 6)[:65]
-    asked.clear()
+    requests.clear()
     assert len(explain(explainer, linear, many, None, Effort())) == 65
-    assert [n for _, n, _ in asked] == [32, 32, 1]
+    assert [n for _, n, _ in requests] == [32, 32, 1]
 
 
 def test_a_case_judges_images_of_classes_that_the_explainer_knows(linear, chosen):

@@ -20,12 +20,12 @@ def test_planted_wrong_labels_and_copies_are_named(tiny, tmp_path):
     labels[7] = 2
     logits[7, 1] += 2
     hashes = torch.rand(n, 256, generator=g) < 0.5
-    said = Answers(logits, labels, [f"{i}.png" for i in range(n)], hashes)
+    model_answers = Answers(logits, labels, [f"{i}.png" for i in range(n)], hashes)
     rows = torch.arange(n) % 2 == 1
     fit = SimpleNamespace(fingerprints_=torch.cat([hashes[~rows], hashes[[9]]]))
     old = SimpleNamespace(fingerprints_=None)
     held = dict.fromkeys(("new", "old"), HeldOut(rows, "record"))
-    about = data_quality(tiny, said, {"new": fit, "old": old}, held)
+    about = data_quality(tiny, model_answers, {"new": fit, "old": old}, held)
     assert about["suspicious_labels"]["images"] == 1
     assert about["suspicious_labels"]["of"] == n
     worst = about["suspicious_labels"]["worst"][0]
@@ -49,8 +49,8 @@ def test_a_fit_keeps_fingerprints_of_what_it_used_and_finds_the_copies(tiny, tmp
     fit.save(tmp_path / "artifact")
     again = Explainer.load(tmp_path / "artifact", tiny)
     assert torch.equal(again.fingerprints_, fit.fingerprints_)
-    said = answers(tiny, open_data(tmp_path / "audit.npz"))
+    model_answers = answers(tiny, open_data(tmp_path / "audit.npz"))
     held = {"fit": HeldOut(torch.ones(30, dtype=torch.bool), "other data")}
-    copies = data_quality(tiny, said, {"fit": again}, held)["near_duplicates"]["fit"]
+    copies = data_quality(tiny, model_answers, {"fit": again}, held)["near_duplicates"]["fit"]
     used = fit.fitted_images.used[30:]
     assert copies["ids"] == [str(i) for i in used.nonzero()[:, 0].tolist()]

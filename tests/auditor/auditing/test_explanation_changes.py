@@ -22,9 +22,9 @@ def test_an_explainer_with_a_network_of_its_own_is_not_judged_by_the_models_weig
     class Carries(PixelWise):
         carries_network = True
 
-    found = take("randomisation", case_of(linear, chosen, Carries(reads_model=False)))["randomisation"]
-    assert found.status == "skipped"
-    assert "a network of its own" in found.reason
+    measure = take("randomisation", case_of(linear, chosen, Carries(reads_model=False)))["randomisation"]
+    assert measure.status == "skipped"
+    assert "a network of its own" in measure.reason
 
 
 def test_stability_of_the_basis_is_that_of_the_fit_unless_refits_are_asked_for(linear, chosen):

@@ -14,10 +14,10 @@ from tests.auditor.auditing.linear_case import WEIGHTS, PixelWise, case_of
 
 def test_an_exact_explanation_is_faithful_complete_and_moves_as_the_weights_say(linear, chosen):
     case = case_of(linear, chosen, PixelWise())
-    found = take("faithfulness", case)
-    assert found["f_cls"].value == 1.0
-    assert found["f_reg"].value == pytest.approx(0, abs=1e-5)  # float32 sum of 35 products
-    assert found["completeness_gap"].value < 1e-6
+    measures = take("faithfulness", case)
+    assert measures["f_cls"].value == 1.0
+    assert measures["f_reg"].value == pytest.approx(0, abs=1e-5)  # float32 sum of 35 products
+    assert measures["completeness_gap"].value < 1e-6
     noise = take("noise", case)
     # contributions are w_k x_k, so the change per change of the image lies between the least and the largest |w|
     assert float(WEIGHTS.abs().min()) <= noise["noise_c2"].value <= float(WEIGHTS.abs().max())
@@ -25,11 +25,11 @@ def test_an_exact_explanation_is_faithful_complete_and_moves_as_the_weights_say(
 
 
 def test_half_an_explanation_leaves_half_unexplained(linear, chosen):
-    found = take("faithfulness", case_of(linear, chosen, PixelWise(scale=0.5)))
+    measures = take("faithfulness", case_of(linear, chosen, PixelWise(scale=0.5)))
     value = chosen.logits.max(1).values.abs()
     expected = (0.5 * value / value.clamp_min(1)).mean()
-    assert found["residual_share"].value == pytest.approx(float(expected), rel=1e-4)
-    assert found["f_reg"].value == pytest.approx(float(0.5 * value.mean()), rel=1e-4)
+    assert measures["residual_share"].value == pytest.approx(float(expected), rel=1e-4)
+    assert measures["f_reg"].value == pytest.approx(float(0.5 * value.mean()), rel=1e-4)
 
 
 def test_the_true_map_flips_better_than_chance_and_its_opposite_worse(linear, chosen):
@@ -42,11 +42,11 @@ def test_the_true_map_flips_better_than_chance_and_its_opposite_worse(linear, ch
 
 
 def test_one_pixel_maps_are_local_and_apart(linear, chosen):
-    found = take("heatmaps", case_of(linear, chosen, PixelWise()))
-    assert 0 < found["locality"].value < math.log(16) == found["locality"].null
+    measures = take("heatmaps", case_of(linear, chosen, PixelWise()))
+    assert 0 < measures["locality"].value < math.log(16) == measures["locality"].null
     # 35 maps of one pixel each correlate with -1/34: the least overlap there is
     n, r = 35, 1 / 34
-    assert found["orthogonality"].value == pytest.approx(
+    assert measures["orthogonality"].value == pytest.approx(
         (math.sqrt(n + n * (n - 1) * r * r) - math.sqrt(n)) / math.sqrt(n)
     )
 
@@ -66,9 +66,9 @@ def test_a_group_that_cannot_be_taken_has_failed_with_the_reason(linear, chosen)
 
     for group, entry in GROUPS.items():
         if group != "basis":
-            found = take(group, case_of(linear, chosen, Broken()))
-            assert set(found) == set(entry.names)
-            assert all(m.status == "failed" and "no numbers today" in m.reason for m in found.values())
+            measures = take(group, case_of(linear, chosen, Broken()))
+            assert set(measures) == set(entry.names)
+            assert all(m.status == "failed" and "no numbers today" in m.reason for m in measures.values())
 
 
 def test_every_metric_has_words():
@@ -78,8 +78,10 @@ def test_every_metric_has_words():
 
 def test_the_nmf_stand_in_is_the_reconstruction(digits, concepts, audited, digits_data):
     """f_cls of the audit against the plain definition, image by image."""
-    found = answers(digits, digits_data)
-    picked = choose(digits, digits_data, found, {"concepts": held_out(concepts, digits_data, len(found.ids))}, 30)
+    model_answers = answers(digits, digits_data)
+    picked = choose(
+        digits, digits_data, model_answers, {"concepts": held_out(concepts, digits_data, len(model_answers.ids))}, 30
+    )
     layout = digits.layout(concepts.layer_)
     same = []
     with torch.no_grad():

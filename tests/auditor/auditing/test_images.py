@@ -191,8 +191,8 @@ def test_label_sets_need_a_model_whose_labels_stand_alone(tiny, tmp_path):
     with pytest.raises(DataError, match="--output multilabel"):
         answers(tiny, open_data(tmp_path / "sets.npz"))
     labels = Subject(tiny.module, input_shape=tiny.input_shape, output="multilabel")
-    said = answers(labels, open_data(tmp_path / "sets.npz"))
-    assert said.label_sets is not None
-    assert said.label_sets.sum().item() == 24
+    model_answers = answers(labels, open_data(tmp_path / "sets.npz"))
+    assert model_answers.label_sets is not None
+    assert model_answers.label_sets.sum().item() == 24
     with pytest.raises(DataError, match="labels have 4 columns, the model 3 classes"):
         answers(labels, open_data(tmp_path / "wide.npz"))

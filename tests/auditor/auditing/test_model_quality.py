@@ -15,26 +15,26 @@ from tests.auditor.metrics.small_networks import examples, subject_of
 def of_digits(trained, digits_data):
     batch = next(digits_data.batches(trained[0], 60))
     stages = []
-    found = model_metrics(trained[0], batch.images, batch.labels, progress=lambda *step: stages.append(step))
-    return found, stages
+    metrics = model_metrics(trained[0], batch.images, batch.labels, progress=lambda *step: stages.append(step))
+    return metrics, stages
 
 
 def test_metrics_of_the_digits_network(of_digits):
-    found, stages = of_digits
-    assert all(isinstance(m, Measure) for m in found.values())
+    explanations, stages = of_digits
+    assert all(isinstance(m, Measure) for m in explanations.values())
     layers = {"features.0", "features.2", "features.5", "head.1", "head.3"}
-    assert {k.split("/")[1] for k in found if k.count("/") == 2} == layers
+    assert {k.split("/")[1] for k in explanations if k.count("/") == 2} == layers
     for layer in layers:
-        assert -1 <= found[f"model/{layer}/faithfulness"].value <= 1
-        assert found[f"model/{layer}/cosine_max"].null is not None
-    assert found["model/accuracy"].value > 0.9
-    assert found["model/accuracy"].null == 0.1
-    sampled, local, proof = (found[f"model/c1_{k}"] for k in ("sampled", "local", "certified"))
+        assert -1 <= explanations[f"model/{layer}/faithfulness"].value <= 1
+        assert explanations[f"model/{layer}/cosine_max"].null is not None
+    assert explanations["model/accuracy"].value > 0.9
+    assert explanations["model/accuracy"].null == 0.1
+    sampled, local, proof = (explanations[f"model/c1_{k}"] for k in ("sampled", "local", "certified"))
     assert 0 < sampled.value <= local.value <= proof.value
     assert 0 < sampled.null <= local.null <= proof.null < proof.value  # never trained: hardly moves
-    assert 0 < found["model/c2_sampled"].value <= found["model/c2_local"].value
-    assert found["model/c2_certified"].status == "skipped"
-    assert "relu in features.1" in found["model/c2_certified"].reason
+    assert 0 < explanations["model/c2_sampled"].value <= explanations["model/c2_local"].value
+    assert explanations["model/c2_certified"].status == "skipped"
+    assert "relu in features.1" in explanations["model/c2_certified"].reason
     assert {s for s, _, _ in stages} == {"weights of every layer", "neurons ablated", "stability"}
     assert all(done <= total for _, done, total in stages)
 
@@ -47,28 +47,28 @@ def test_metrics_repeat(of_digits, trained, digits_data):
 def test_a_tight_budget_draws_neurons_and_says_so(monkeypatch, trained, digits_data):
     monkeypatch.setattr("auditor.auditing.model_quality.BUDGET", 1e9)
     batch = next(digits_data.batches(trained[0], 20))
-    found = model_metrics(trained[0], batch.images, batch.labels)
-    assert found["model/features.0/faithfulness"].n == 21
-    assert found["model/features.0/faithfulness"].reason == "21 of 24 neurons, drawn at random, on 8 of 20 images"
-    assert found["model/head.1/faithfulness"].reason == ""  # a perceptron above: all at once
+    metrics = model_metrics(trained[0], batch.images, batch.labels)
+    assert metrics["model/features.0/faithfulness"].n == 21
+    assert metrics["model/features.0/faithfulness"].reason == "21 of 24 neurons, drawn at random, on 8 of 20 images"
+    assert metrics["model/head.1/faithfulness"].reason == ""  # a perceptron above: all at once
 
 
 def test_without_labels_only_what_needs_them_is_skipped():
     subject = subject_of("tanh")
-    found = model_metrics(subject, examples(subject)[0], None)
-    skipped = {k for k, m in found.items() if m.status == "skipped"}
+    metrics = model_metrics(subject, examples(subject)[0], None)
+    skipped = {k for k, m in metrics.items() if m.status == "skipped"}
     assert skipped == {"model/accuracy", "model/cross_entropy", "model/1/faithfulness", "model/4/faithfulness"}
-    assert found["model/c2_certified"].value >= found["model/c2_local"].value  # tanh is smooth
+    assert metrics["model/c2_certified"].value >= metrics["model/c2_local"].value  # tanh is smooth
 
 
 def test_attention_is_measured_but_not_certified():
     subject = subject_of("attention")
-    found = model_metrics(subject, *examples(subject))
-    assert found["model/attention/mean_abs_weight"].n == 18 * 6
-    assert found["model/attention:2/mean_abs_weight"].n == 36
-    assert found["model/c1_certified"].status == "skipped"
-    assert "attention" in found["model/c1_certified"].reason
-    assert found["model/c1_local"].value >= found["model/c1_sampled"].value > 0
+    metrics = model_metrics(subject, *examples(subject))
+    assert metrics["model/attention/mean_abs_weight"].n == 18 * 6
+    assert metrics["model/attention:2/mean_abs_weight"].n == 36
+    assert metrics["model/c1_certified"].status == "skipped"
+    assert "attention" in metrics["model/c1_certified"].reason
+    assert metrics["model/c1_local"].value >= metrics["model/c1_sampled"].value > 0
 
 
 def test_what_cannot_be_traced_or_read_is_skipped_with_a_reason():
@@ -91,10 +91,10 @@ def test_what_cannot_be_traced_or_read_is_skipped_with_a_reason():
 
     for module, why in ((Undecided(), "torch.export could not follow"), (Functional(), "no module of its own")):
         subject = Subject(module, input_shape=(1, 5, 6))
-        found = model_metrics(subject, *examples(subject, 5))
-        assert found["model/accuracy"].status == "passed"
-        assert found["model/c1_local"].status == "skipped"
-        assert why in found["model/c1_local"].reason
+        metrics = model_metrics(subject, *examples(subject, 5))
+        assert metrics["model/accuracy"].status == "passed"
+        assert metrics["model/c1_local"].status == "skipped"
+        assert why in metrics["model/c1_local"].reason
 
 
 def test_a_model_from_a_pt2_file_gives_the_same(tmp_path):

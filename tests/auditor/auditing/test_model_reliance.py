@@ -199,13 +199,15 @@ def test_the_budget_draws_classes_when_there_are_too_many(tmp_path):
     labels[-6:] = 0  # the last class has 8
     np.savez(tmp_path / "m.npz", images=np.zeros((len(labels), SIDE, SIDE), dtype=np.uint8), labels=labels)
     data = open_data(tmp_path / "m.npz")
-    said = Answers(torch.zeros(len(labels), n_classes), torch.from_numpy(labels), [str(i) for i in range(len(labels))])
-    chosen = class_images(many, data, said, 60, 0, 64)
+    model_answers = Answers(
+        torch.zeros(len(labels), n_classes), torch.from_numpy(labels), [str(i) for i in range(len(labels))]
+    )
+    chosen = class_images(many, data, model_answers, 60, 0, 64)
     counts = torch.bincount(chosen.labels, minlength=n_classes).tolist()
     assert counts[-1] == 8  # too few: read, so that the reason can be said
     assert sorted(counts[:-1]) == [0, 0, 10, 10, 10, 10, 10, 10]
-    assert [said.ids[i] for i in chosen.rows] == chosen.ids
-    everything = class_images(many, data, said, 10_000, 0, 64)
+    assert [model_answers.ids[i] for i in chosen.rows] == chosen.ids
+    everything = class_images(many, data, model_answers, 10_000, 0, 64)
     assert len(everything.ids) == len(labels)
 
 

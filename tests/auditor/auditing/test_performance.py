@@ -79,8 +79,8 @@ def subject_with(output):
 def test_several_labels_of_an_image_are_judged_one_by_one():
     logits = torch.tensor([[2.0, -1.0, 0.5], [-2.0, 3.0, -0.5]])
     sets = torch.tensor([[True, False, False], [True, True, False]])
-    said = Answers(logits, torch.tensor([0, -1]), ["x", "y"], label_sets=sets)
-    metrics = performance(subject_with("multilabel"), said)
+    model_answers = Answers(logits, torch.tensor([0, -1]), ["x", "y"], label_sets=sets)
+    metrics = performance(subject_with("multilabel"), model_answers)
     assert metrics["accuracy"].value == pytest.approx(4 / 6)
     assert metrics["accuracy"].null == pytest.approx((1 + 0.5 + 1) / 3)
     p = torch.sigmoid(logits.double())
@@ -94,10 +94,10 @@ def test_several_labels_of_an_image_are_judged_one_by_one():
 
 
 def test_of_a_multilabel_model_one_label_must_be_more_likely_than_not():
-    said = answers_of([[2.0, 1.0, -1.0], [3.0, -0.1, 2.0]], [1, 1])
-    metrics = performance(subject_with("multilabel"), said)
+    model_answers = answers_of([[2.0, 1.0, -1.0], [3.0, -0.1, 2.0]], [1, 1])
+    metrics = performance(subject_with("multilabel"), model_answers)
     assert metrics["accuracy"].value == 0.5  # the first is right though another label is more probable
     p = torch.sigmoid(torch.tensor([1.0, -0.1], dtype=torch.float64))
     assert metrics["nll"].value == pytest.approx(float(-p.log().mean()), rel=1e-6)
     assert metrics["ece"].status == "skipped"
-    assert performance(subject_with("logits"), said)["accuracy"].value == 0.0
+    assert performance(subject_with("logits"), model_answers)["accuracy"].value == 0.0

@@ -11,18 +11,18 @@ from auditor.explainers.answer_options import OLD_NAMES, AnswerOptions
 
 def run(*args, **defaults):
     """The options that a command gets; what it prints is in ``stderr``."""
-    given = {}
+    values = {}
 
     @click.command()
     @click.argument("image")
     @answer_flags("show", **defaults)
     def command(image, options):
-        given.update(image=image, options=options)
+        values.update(image=image, options=options)
 
     result = CliRunner().invoke(command, ["x.png", *args])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
-    return given.get("options"), result
+    return values.get("options"), result
 
 
 def test_without_flags_the_defaults_are_those_of_the_options_or_of_the_command():

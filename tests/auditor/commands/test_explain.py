@@ -77,10 +77,10 @@ def test_a_contribution_of_exactly_zero_comes_last(cli, shown, seven, monkeypatc
     plain = NmfExplainer.explain_from
 
     def with_a_zero(self, *args, **options):
-        found = plain(self, *args, **options)
+        explanations = plain(self, *args, **options)
         return [
             replace(e, concepts=(replace(e.concepts[0], activation=1e9, contribution=0.0), *e.concepts[1:]))
-            for e in found
+            for e in explanations
         ]
 
     monkeypatch.setattr(NmfExplainer, "explain_from", with_a_zero)

@@ -87,7 +87,7 @@ def test_each_command_says_what_holds(name, cause, registry, tmp_path, monkeypat
     arguments, (module, function), outcome = COMMANDS[name]
     (tmp_path / "policy.toml").write_text('[limits."model/accuracy"]\nmin = 0.5\n')
     (tmp_path / "image.png").write_bytes(b"")
-    given = {"POLICY": str(tmp_path / "policy.toml"), "IMAGE": str(tmp_path / "image.png")}
+    values = {"POLICY": str(tmp_path / "policy.toml"), "IMAGE": str(tmp_path / "image.png")}
     error = OSError(errno.ENOSPC, "No space left on device", "/full/disk") if cause == "disk" else KeyboardInterrupt()
 
     def fails(*args, **kwargs):
@@ -97,7 +97,7 @@ def test_each_command_says_what_holds(name, cause, registry, tmp_path, monkeypat
     home = importlib.import_module(module)
     getattr(home, function)  # loads a name that is looked up lazily, so that it can be replaced
     monkeypatch.setattr(home, function, fails, raising=False)
-    result = CliRunner().invoke(auditor, [*name.split(), *(given.get(a, a) for a in arguments)])
+    result = CliRunner().invoke(auditor, [*name.split(), *(values.get(a, a) for a in arguments)])
     why = "error: No space left on device (/full/disk)" if cause == "disk" else "interrupted"
     assert result.stderr == f"auditor: {why}; {outcome}.\n"
     assert result.exit_code == (2 if cause == "disk" else 130)

@@ -16,10 +16,10 @@ def started(monkeypatch):
 def test_options_reach_the_server_and_defaults_are_left_to_it(cli, started):
     assert cli("serve", "models:/digits/1").exit_code == 0
     assert cli("serve", "models:/digits/1", "--port", "3100", "--max-batch", "4", "--quiet").exit_code == 0
-    (model, plain), (_, given) = started
+    (model, plain), (_, options) = started
     assert model == "models:/digits/1"
     assert plain == {"host": "127.0.0.1", "port": 3000}
-    assert given == {"host": "127.0.0.1", "port": 3100, "max_batch": 4, "log_requests": False}
+    assert options == {"host": "127.0.0.1", "port": 3100, "max_batch": 4, "log_requests": False}
 
 
 def test_values_out_of_range_never_start(cli, started):

@@ -127,6 +127,6 @@ def test_our_messages_are_one_line_each_on_standard_error(monkeypatch, verbose, 
 def test_the_command_can_be_typed_again(monkeypatch):
     import shlex
 
-    given = ["audit", "models:/m/1", "--data", "my photos/"]
-    monkeypatch.setattr("sys.argv", ["/usr/bin/auditor", *given])
-    assert shlex.split(terminal.command_line()) == ["auditor", *given]
+    arguments = ["audit", "models:/m/1", "--data", "my photos/"]
+    monkeypatch.setattr("sys.argv", ["/usr/bin/auditor", *arguments])
+    assert shlex.split(terminal.command_line()) == ["auditor", *arguments]

@@ -14,22 +14,22 @@ GREY = Preprocessing.of((1, 8, 8), None, None, "stretch")
 
 def one_by_one(sizes, n):
     """Deal one after the other to every group that has some left: plainly even."""
-    taken = [0] * len(sizes)
-    while sum(taken) < min(n, sum(sizes)):
+    counts = [0] * len(sizes)
+    while sum(counts) < min(n, sum(sizes)):
         for i, size in enumerate(sizes):
-            if taken[i] < size and sum(taken) < n:
-                taken[i] += 1
-    return taken
+            if counts[i] < size and sum(counts) < n:
+                counts[i] += 1
+    return counts
 
 
 @pytest.mark.parametrize("sizes", [[3, 50, 50], [1], [4, 0, 9, 2], [7, 7, 7]])
 @pytest.mark.parametrize("n", [0, 1, 2, 5, 11, 43, 1000])
 def test_shares_are_dealt_evenly(sizes, n):
-    taken = shares(sizes, n)
-    assert sum(taken) == min(n, sum(sizes))
+    counts = shares(sizes, n)
+    assert sum(counts) == min(n, sum(sizes))
     dealt = one_by_one(sizes, n)
-    assert sorted(taken) == sorted(dealt)
-    assert all(t <= size for t, size in zip(taken, sizes, strict=True))
+    assert sorted(counts) == sorted(dealt)
+    assert all(t <= size for t, size in zip(counts, sizes, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(4))

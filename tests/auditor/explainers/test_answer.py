@@ -23,15 +23,15 @@ def sums(e) -> float:
 
 def test_it_says_what_explainers_and_stability_say_alone(digits, explainers, images):
     x = images[:1]
-    (found,) = answer_images(digits, explainers, x, target="4", stability="full", seed=3, noise_samples=5)
-    said = found.to_json()
+    (answer,) = answer_images(digits, explainers, x, target="4", stability="full", seed=3, noise_samples=5)
+    document = answer.to_json()
     with torch.no_grad():
         logits = digits.logits(x)[0].double()
-    assert said["target"] == {"index": 4, "label": "4", "logit": pytest.approx(float(logits[4]))}
-    top = said["prediction"]
+    assert document["target"] == {"index": 4, "label": "4", "logit": pytest.approx(float(logits[4]))}
+    top = document["prediction"]
     assert [p["index"] for p in top["probabilities"]] == logits.argsort(descending=True).tolist()
     assert top["probability"] == pytest.approx(float(logits.softmax(0).max()), rel=1e-6)
-    for e, (name, explainer) in zip(said["explanations"], explainers.items(), strict=True):
+    for e, (name, explainer) in zip(document["explanations"], explainers.items(), strict=True):
         alone = explainer.explain(digits, x, 4)[0]
         assert (e["name"], e["kind"], e["target_value_of"]) == (name, explainer.kind, "logit")
         assert [c["contribution"] for c in e["concepts"]] == pytest.approx([c.contribution for c in alone.concepts])
@@ -39,8 +39,8 @@ def test_it_says_what_explainers_and_stability_say_alone(digits, explainers, ima
     layer = explainers["concepts"].layer_
     (alone,) = stabilities(digits, x, layer, [4], mode="full", seed=3, noise_samples=5)
     for key in ("c1", "c2", "score", "bound", "radius", "samples"):
-        assert said["stability"][key] == pytest.approx(getattr(alone, key), rel=1e-6), key
-    assert said["model"]["digest"] == digits.digest
+        assert document["stability"][key] == pytest.approx(getattr(alone, key), rel=1e-6), key
+    assert document["model"]["digest"] == digits.digest
 
 
 def test_top_k_keeps_the_strongest_and_the_sum(digits, explainers, images):
@@ -55,7 +55,7 @@ def test_top_k_keeps_the_strongest_and_the_sum(digits, explainers, images):
 
 
 def test_a_batch_of_different_questions_is_one_pass_and_each_gets_its_own_answer(digits, explainers, images):
-    asked = [
+    requests = [
         {"explainers": ["concepts"], **OFF},
         {"explainers": ["heads"], "target": 2, "heatmaps": "none", "noise_samples": 4},
         {"stability": "full", "seed": 1, "heatmaps": "array"},
@@ -70,7 +70,7 @@ def test_a_batch_of_different_questions_is_one_pass_and_each_gets_its_own_answer
             return super().run(x)
 
     counting = ExplainedModel.of(digits, explainers, forward=Counting(digits, explainers.values()))
-    questions = [Question.of(model, x, AnswerOptions(**o)) for x, o in zip(images, asked, strict=False)]
+    questions = [Question.of(model, x, AnswerOptions(**o)) for x, o in zip(images, requests, strict=False)]
     together = [a.to_json() for a in answer(counting, questions)]
     assert sizes == [4 + 2 * 2], "four images, and two of four copies of two of them"
     alone = [answer(model, [question])[0].to_json() for question in questions]
@@ -79,8 +79,8 @@ def test_a_batch_of_different_questions_is_one_pass_and_each_gets_its_own_answer
         assert [e["name"] for e in a["explanations"]] == [e["name"] for e in b["explanations"]]
         assert a["target"]["logit"] == pytest.approx(b["target"]["logit"], rel=1e-6)
         for one, two in zip(a["explanations"], b["explanations"], strict=True):
-            got, wanted = ([c["contribution"] for c in e["concepts"]] for e in (one, two))
-            assert got == pytest.approx(wanted, rel=1e-5, abs=1e-5)  # float32 sums in another order
+            got, expected = ([c["contribution"] for c in e["concepts"]] for e in (one, two))
+            assert got == pytest.approx(expected, rel=1e-5, abs=1e-5)  # float32 sums in another order
         assert (a["stability"] is None) == (b["stability"] is None)
         if a["stability"]:
             assert a["stability"]["c2"] == pytest.approx(b["stability"]["c2"], rel=1e-5)
@@ -89,11 +89,11 @@ def test_a_batch_of_different_questions_is_one_pass_and_each_gets_its_own_answer
 
 def test_stages_name_who_worked_for_which_rows(digits, explainers, images):
     model = ExplainedModel.of(digits, explainers)
-    asked = [{"explainers": ["heads"], **OFF}, {"explainers": ["concepts", "heads"], "heatmaps": "none"}]
+    requests = [{"explainers": ["heads"], **OFF}, {"explainers": ["concepts", "heads"], "heatmaps": "none"}]
     stages = []
     answer(
         model,
-        [Question.of(model, x, AnswerOptions(**o)) for x, o in zip(images, asked, strict=False)],
+        [Question.of(model, x, AnswerOptions(**o)) for x, o in zip(images, requests, strict=False)],
         lambda stage, kind, rows: stages.append((stage, kind, list(rows))),
     )
     assert stages == [
@@ -156,27 +156,27 @@ class Searching:
         from auditor.explainers.explanation import Explanation, class_scores
 
         self.calls.append((len(images), options))
-        (prediction, *_), (wanted, *_) = class_scores(logits, subject.class_names, logits.argmax(1).tolist())
-        return [Explanation(self.kind, prediction, wanted, 0.0, ()) for _ in targets]
+        (prediction, *_), (expected, *_) = class_scores(logits, subject.class_names, logits.argmax(1).tolist())
+        return [Explanation(self.kind, prediction, expected, 0.0, ()) for _ in targets]
 
 
 @pytest.mark.parametrize(
-    ("fitted", "asked", "limit", "taken"),
+    ("fitted", "requested", "limit", "used"),
     [(10.0, None, None, {}), (10.0, 3.0, None, {"timeout_s": 3.0}), (10.0, None, 10.0, {}),
      (10.0, None, 4.0, {"timeout_s": 4.0}), (10.0, 20.0, 4.0, {"timeout_s": 4.0}),
      (None, None, 4.0, {"timeout_s": 4.0}),
      (10.0, 3.0, 4.0, {"timeout_s": 3.0})],
 )  # fmt: skip
 def test_who_searches_answers_when_named_image_by_image_within_the_limit(
-    digits, concepts, images, fitted, asked, limit, taken
+    digits, concepts, images, fitted, requested, limit, used
 ):
     slow = Searching(fitted)
     model = ExplainedModel.of(digits, {"concepts": concepts, "slow": slow}, search_limit_s=limit)
     assert model.default_names == ["concepts"]
     assert ExplainedModel.of(digits, {"slow": slow}).default_names == ["slow"]
-    for names, calls in ((None, []), (["*"], [(1, taken), (1, taken)])):
+    for names, calls in ((None, []), (["*"], [(1, used), (1, used)])):
         slow.calls.clear()
-        options = AnswerOptions(explainers=names, timeout_s=asked, **OFF)
+        options = AnswerOptions(explainers=names, timeout_s=requested, **OFF)
         answer(model, [Question.of(model, x, options) for x in images[:2]])
         assert slow.calls == calls
 
@@ -197,9 +197,9 @@ def test_names_and_classes_that_are_not_there(digits, explainers, images):
 def test_a_tie_is_one_class_everywhere(tiny, concepts):
     for parameter in tiny.module.fc.parameters():
         torch.nn.init.zeros_(parameter)
-    (found,) = answer_images(tiny, {}, torch.rand(1, 1, 13, 17), **OFF)
-    assert found.prediction["index"] == found.target["index"] == 0
-    assert [p["probability"] for p in found.prediction["probabilities"]] == pytest.approx([1 / 3] * 3)
+    (answer,) = answer_images(tiny, {}, torch.rand(1, 1, 13, 17), **OFF)
+    assert answer.prediction["index"] == answer.target["index"] == 0
+    assert [p["probability"] for p in answer.prediction["probabilities"]] == pytest.approx([1 / 3] * 3)
 
 
 def test_layers_are_read_once(concepts, heads):

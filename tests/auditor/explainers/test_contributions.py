@@ -170,11 +170,11 @@ def test_many_points_go_through_in_turns(rows, numbers, largest, monkeypatch):
     whole, _ = run(subject, W, S, [0])
     monkeypatch.setattr("auditor.explainers.contributions.MAX_ROWS", rows)
     monkeypatch.setattr("auditor.explainers.contributions.MAX_NUMBERS", numbers)  # 18 numbers at the layer
-    seen = []
+    calls = []
     forward = subject.forward_from
-    monkeypatch.setattr(subject, "forward_from", lambda layer, z: seen.append(len(z)) or forward(layer, z))
+    monkeypatch.setattr(subject, "forward_from", lambda layer, z: calls.append(len(z)) or forward(layer, z))
     turns, _ = run(subject, W, S, [0], whole.logits_hat * 0 + 1)
-    assert max(seen) == largest
+    assert max(calls) == largest
     torch.testing.assert_close(turns.contributions.sum(), whole.contributions.sum(), rtol=1e-9, atol=1e-12)
 
 

@@ -19,8 +19,8 @@ def test_mixed_targets_in_one_batch_equal_single_calls(kind, digits, images, con
     explainer = concepts if kind == "nmf" else heads
     targets = [None, 3, 7, None, 3, 0, 9]
     with torch.no_grad():
-        logits, taken = digits.run(images, explainer.layers())
-    together = explainer.explain_from(digits, images, logits, taken, targets)
+        logits, layer_outputs = digits.run(images, explainer.layers())
+    together = explainer.explain_from(digits, images, logits, layer_outputs, targets)
     assert len({e.target.index for e in together}) > 3
     for i, target in enumerate(targets):
         alone = explainer.explain(digits, images[i : i + 1], target)[0]
@@ -69,9 +69,9 @@ def test_one_forward_pass_of_the_subject_per_batch(name, one_of_each, digits, im
     alone = explainer.explain(digits, images)
     assert forward_passes == [3, 3, 1]
     with torch.no_grad():
-        logits, taken = digits.run(images, explainer.reads().layers)
+        logits, layer_outputs = digits.run(images, explainer.reads().layers)
     forward_passes.clear()
-    shared = explainer.explain_from(digits, images, logits, taken, [None] * len(images))
+    shared = explainer.explain_from(digits, images, logits, layer_outputs, [None] * len(images))
     assert forward_passes == []
     for a, b in zip(alone, shared, strict=True):
         same(a, b)
@@ -84,17 +84,17 @@ def test_further_outputs_of_a_shared_pass_are_what_the_kind_computes_itself(name
     reads = explainer.reads()
     assert len(set(reads.keys)) == len(reads.keys)
     with torch.no_grad():
-        logits, taken = digits.run(images, reads.layers)
-        values = {None: digits.normalise(images), **taken}
+        logits, layer_outputs = digits.run(images, reads.layers)
+        values = {None: digits.normalise(images), **layer_outputs}
         further = {output.key: output.module(digits)(values[output.layer]) for output in reads.outputs}
     assert bool(further) == (name in ("xnn", "tuned tree", "deepfacto"))
-    alone = explainer.explain_from(digits, images, logits, taken, [None] * len(images))
-    given = explainer.explain_from(digits, images, logits, {**taken, **further}, [None] * len(images))
-    for a, b in zip(alone, given, strict=True):
+    alone = explainer.explain_from(digits, images, logits, layer_outputs, [None] * len(images))
+    shared = explainer.explain_from(digits, images, logits, {**layer_outputs, **further}, [None] * len(images))
+    for a, b in zip(alone, shared, strict=True):
         same(a, b)
     # the outputs are read, not recomputed: other values give another answer
     wrong = {key: value * 0 + 0.3 for key, value in further.items()}
-    other = explainer.explain_from(digits, images, logits, {**taken, **wrong}, [None] * len(images))
+    other = explainer.explain_from(digits, images, logits, {**layer_outputs, **wrong}, [None] * len(images))
     differ = any(
         x.activation != y.activation
         for a, b in zip(alone, other, strict=True)
@@ -107,17 +107,17 @@ def test_further_outputs_of_a_shared_pass_are_what_the_kind_computes_itself(name
 def test_every_kind_takes_a_target_per_row(name, one_of_each, digits, images):
     explainer, targets = one_of_each[name], [None, 3, 7, None, 3, 0, 9]
     with torch.no_grad():
-        logits, taken = digits.run(images, explainer.reads().layers)
-    together = explainer.explain_from(digits, images, logits, taken, targets)
+        logits, layer_outputs = digits.run(images, explainer.reads().layers)
+    together = explainer.explain_from(digits, images, logits, layer_outputs, targets)
     for i, target in enumerate(targets):
         same(together[i], explainer.explain(digits, images[i : i + 1], target)[0])
 
 
 def test_without_heatmaps_the_numbers_stay(digits, images, heads):
     with torch.no_grad():
-        logits, taken = digits.run(images, heads.layers())
-    with_maps = heads.explain_from(digits, images, logits, taken, [None] * 7)
-    without = heads.explain_from(digits, images, logits, taken, [None] * 7, heatmaps=False)
+        logits, layer_outputs = digits.run(images, heads.layers())
+    with_maps = heads.explain_from(digits, images, logits, layer_outputs, [None] * 7)
+    without = heads.explain_from(digits, images, logits, layer_outputs, [None] * 7, heatmaps=False)
     for a, b in zip(with_maps, without, strict=True):
         same(a, b)
         assert any(c.heatmap is not None for c in a.concepts)
@@ -145,9 +145,11 @@ def test_a_kind_that_reads_no_layer_groups_rows_by_target(digits, images):
         def restore(self, tensors, state, files):
             pass
 
-    found = Echo().explain_from(digits, images, torch.zeros(7, 10), {}, [None, 1, None, 2, 1, None, 2], timeout_s=1.0)
-    assert [t for t, _ in found] == [None, 1, None, 2, 1, None, 2]
-    assert [s for _, s in found] == [float(image.sum()) for image in images]
+    explanations = Echo().explain_from(
+        digits, images, torch.zeros(7, 10), {}, [None, 1, None, 2, 1, None, 2], timeout_s=1.0
+    )
+    assert [t for t, _ in explanations] == [None, 1, None, 2, 1, None, 2]
+    assert [s for _, s in explanations] == [float(image.sum()) for image in images]
     assert sorted(calls, key=str) == sorted(
         [(None, 3, {"timeout_s": 1.0}), (1, 2, {"timeout_s": 1.0}), (2, 2, {"timeout_s": 1.0})], key=str
     )

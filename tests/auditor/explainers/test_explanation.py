@@ -15,8 +15,8 @@ SCORE = ClassScore(1, "b", 0.7, 2.0)
 
 def explained(*contributions, **other):
     concepts = tuple(Concept(i, f"c{i}", 0.1 * i, c) for i, c in enumerate(contributions))
-    given = {"target_value": 2.0, "bias": 0.5, "residual": -0.25} | other
-    return Explanation("kind", SCORE, SCORE, concepts=concepts, **given)
+    values = {"target_value": 2.0, "bias": 0.5, "residual": -0.25} | other
+    return Explanation("kind", SCORE, SCORE, concepts=concepts, **values)
 
 
 @pytest.mark.parametrize(("value", "scale"), [(2.0, 2.0), (-40.0, 40.0), (0.01, 1.0)])

@@ -130,9 +130,9 @@ def test_streaming_keeps_what_sorting_everything_keeps(size):
     scores[:, 3] = 0
     scores[11, 3, 2] = 0.5
     gallery = offered(torch.rand(23, 1, 13, 17, generator=g), scores, 5, size)
-    wanted = best_by_sorting(scores, 5)
-    assert [[(s.id, s.score) for s in shots] for shots in gallery.shots] == wanted
-    assert [len(shots) for shots in wanted] == [5, 5, 5, 1]
+    expected = best_by_sorting(scores, 5)
+    assert [[(s.id, s.score) for s in shots] for shots in gallery.shots] == expected
+    assert [len(shots) for shots in expected] == [5, 5, 5, 1]
     assert all(s.label == int(s.id.split()[1]) % 3 for shots in gallery.shots for s in shots)
 
 

@@ -30,7 +30,7 @@ class MeanLogit(Explainer):
         self.check_subject(subject)
         logits = subject.logits(subject.pixels(images))
         targets = self.targets_for(subject, logits, target)
-        predictions, wanted = class_scores(logits, subject.class_names, targets)
+        predictions, expected = class_scores(logits, subject.class_names, targets)
         return [
             Explanation(
                 self.kind,
@@ -41,7 +41,7 @@ class MeanLogit(Explainer):
                 bias=float(self.mean_[t.index]),
                 residual=t.logit - float(self.mean_[t.index]),
             )
-            for p, t in zip(predictions, wanted, strict=True)
+            for p, t in zip(predictions, expected, strict=True)
         ]
 
     def tensors(self):

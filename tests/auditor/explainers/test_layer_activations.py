@@ -19,15 +19,15 @@ def test_nan_activations_are_counted(tiny, tiny_npz):
 
 def test_reservoir_is_uniform_and_does_not_depend_on_batches():
     columns = torch.arange(10_000.0)[None]
-    kept = []
+    samples = []
     for size in (7, 1000):
         reservoir = Reservoir(500, seed=3)
         for part in torch.split(columns, size, dim=1):
             reservoir.put(part)
-        kept.append(reservoir.columns())
-    assert torch.equal(*kept)
-    assert kept[0].shape == (1, 500)
-    assert abs(float(kept[0].mean()) - 4999.5) < 4 * 2887 / 500**0.5  # four standard errors of a uniform sample
+        samples.append(reservoir.columns())
+    assert torch.equal(*samples)
+    assert samples[0].shape == (1, 500)
+    assert abs(float(samples[0].mean()) - 4999.5) < 4 * 2887 / 500**0.5  # four standard errors of a uniform sample
 
 
 def test_columns_keep_positions_of_an_image_together():

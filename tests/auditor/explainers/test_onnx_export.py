@@ -21,14 +21,16 @@ def test_outputs_are_torchs(graph, digits, images, concepts, heads):
     assert set(graph.layers) == {*concepts.layers(), *heads.layers()}
     session = open_session(graph.content, use_gpu=False)
     for n in (1, 3, 7):
-        given = dict(zip(graph.outputs, session.run(None, {"pixels": images[:n].numpy()}), strict=True))
+        outputs = dict(zip(graph.outputs, session.run(None, {"pixels": images[:n].numpy()}), strict=True))
         with torch.no_grad():
-            logits, taken = digits.run(images[:n], graph.layers)
-        torch.testing.assert_close(torch.from_numpy(given["logits"]), logits, rtol=1e-4, atol=1e-4)
+            logits, layer_outputs = digits.run(images[:n], graph.layers)
+        torch.testing.assert_close(torch.from_numpy(outputs["logits"]), logits, rtol=1e-4, atol=1e-4)
         for i, layer in enumerate(graph.layers):
-            torch.testing.assert_close(torch.from_numpy(given[f"layer_{i}"]), taken[layer], rtol=1e-4, atol=1e-4)
-        E = torch.from_numpy(given["features_0"]).transpose(0, 1)
-        torch.testing.assert_close(E, heads.features(taken[heads.layers()[0]]), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                torch.from_numpy(outputs[f"layer_{i}"]), layer_outputs[layer], rtol=1e-4, atol=1e-4
+            )
+        E = torch.from_numpy(outputs["features_0"]).transpose(0, 1)
+        torch.testing.assert_close(E, heads.features(layer_outputs[heads.layers()[0]]), rtol=1e-4, atol=1e-4)
     assert float(logits.std()) > 0.1
 
 
@@ -54,12 +56,12 @@ def test_a_fine_tuned_network_is_part_of_the_graph(digits, images):
     factors = fit("deepfacto", digits, data, layer="features.6", rank=3, epochs=1, refits=0)
     graph = export_graph(digits, {"factors": factors})
     assert graph.features == {"factors": factors.reads().outputs[0].key}
-    given = dict(
+    outputs = dict(
         zip(
             graph.outputs, open_session(graph.content, use_gpu=False).run(None, {"pixels": images.numpy()}), strict=True
         )
     )
-    logits, z = (torch.from_numpy(given[name]) for name in ("logits", "features_0"))
+    logits, z = (torch.from_numpy(outputs[name]) for name in ("logits", "features_0"))
     shared = factors.explain_from(digits, images, logits, {graph.features["factors"]: z}, [None] * len(images))
     for a, b in zip(factors.explain(digits, images), shared, strict=True):
         assert [c.contribution for c in a.concepts] == pytest.approx([c.contribution for c in b.concepts], abs=1e-3)

@@ -56,8 +56,8 @@ def test_a_stored_artifact_explains_what_it_explained(kind, key, target, subject
             assert concept.contribution == pytest.approx(contribution, rel=1e-3, abs=1e-4)
         sums = [None if c.heatmap is None else float(c.heatmap.sum()) for c in now.concepts]
         assert sums == [None if s is None else pytest.approx(s, rel=1e-3, abs=1e-4) for s in then["heatmap_sums"]]
-    said = {tuple(c.contribution for c in e.concepts) for e in explanations}
-    assert len(said) > 1, "four images of three classes are not all alike"
+    contributions = {tuple(c.contribution for c in e.concepts) for e in explanations}
+    assert len(contributions) > 1, "four images of three classes are not all alike"
 
 
 @pytest.mark.parametrize("kind", BUILT_IN)
@@ -80,5 +80,5 @@ def test_what_the_contract_asks_is_answered_by_a_stored_artifact(kind, subject, 
     again = Explainer.load(tmp_path / "again", subject)
     assert again.labels == explainer.labels
     with torch.no_grad():
-        logits, taken = subject.run(images, again.reads().layers)
-    assert len(again.explain_from(subject, images, logits, taken, [None] * 4)) == 4
+        logits, layer_outputs = subject.run(images, again.reads().layers)
+    assert len(again.explain_from(subject, images, logits, layer_outputs, [None] * 4)) == 4

@@ -21,13 +21,13 @@ from tests.auditor.metrics.small_networks import NETWORKS, examples, subject_of
 def plain_loop(subject: Subject, weight, x, y):
     """Zero one row at a time and run the whole network: plainly right, hopelessly slow."""
     with torch.no_grad():
-        base, found = F.cross_entropy(subject.logits(x).double(), y), []
+        base, increases = F.cross_entropy(subject.logits(x).double(), y), []
         for i in range(len(weight)):
-            kept = weight[i].clone()
+            before = weight[i].clone()
             weight[i] = 0
-            found.append(F.cross_entropy(subject.logits(x).double(), y) - base)
-            weight[i] = kept
-    return torch.stack(found)
+            increases.append(F.cross_entropy(subject.logits(x).double(), y) - base)
+            weight[i] = before
+    return torch.stack(increases)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -41,9 +41,9 @@ def test_ablation_equals_the_plain_loop(name):
         (weight,) = [p for p in state.values() if p.data_ptr() == layer.rows.data_ptr()]
         with subject.at_rest():
             truth = plain_loop(subject, weight, x, y)
-            found = ablate(graph, layer, subject.normalise(x), y)
+            ablation = ablate(graph, layer, subject.normalise(x), y)
         assert float(truth.abs().max()) > 1e-4
-        torch.testing.assert_close(found.increase, truth, rtol=0, atol=1e-6)  # the promise; float32 gives 1e-8
+        torch.testing.assert_close(ablation.increase, truth, rtol=0, atol=1e-6)  # the promise; float32 gives 1e-8
         fast += perceptron_above(graph, layer) is not None
     assert fast == {"two hidden layers": 2, "three hidden layers": 2}.get(name, 0)
 
@@ -97,20 +97,20 @@ def test_faithfulness_known_answer():
     ],
 )
 def test_undefined_faithfulness_fails_with_a_reason(increase, norms, why):
-    found = Ablation(
+    measure = Ablation(
         torch.arange(len(norms)), torch.tensor(increase, dtype=torch.float64), torch.tensor(norms), 5
     ).faithfulness()
-    assert math.isnan(found.value)
-    assert found.status == "failed"
-    assert why in found.reason
+    assert math.isnan(measure.value)
+    assert measure.status == "failed"
+    assert why in measure.reason
 
 
 def test_multiplications_are_counted_above_the_layer_only():
     perceptron = subject_of("three hidden layers")  # 30, 12, 25, 17, 6
     graph = graph_of(perceptron)
     layers = weight_layers(graph)
-    wanted = [25 * 12 + 17 * 25 + 6 * 17, 17 * 25 + 6 * 17, 6 * 17, 0]
-    assert [multiplications_above(graph, layers, layer) for layer in layers] == wanted
+    expected = [25 * 12 + 17 * 25 + 6 * 17, 17 * 25 + 6 * 17, 6 * 17, 0]
+    assert [multiplications_above(graph, layers, layer) for layer in layers] == expected
     net = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, (2, 3)), nn.Flatten(), nn.Linear(2 * 3 * 2, 4))
     graph = graph_of(Subject(net, input_shape=(1, 6, 6)))
     layers = weight_layers(graph)
@@ -212,11 +212,11 @@ def test_chunks_are_as_large_as_the_numbers_allow(monkeypatch):
 
     monkeypatch.setattr(type(graph), "run", counted)
     x, y = examples(subject)
-    for most, wanted in ((8 * per_image, [8, 8, 7]), (8 * per_image - 1, [7, 7, 7, 2]), (1, [1] * 23)):
+    for most, expected in ((8 * per_image, [8, 8, 7]), (8 * per_image - 1, [7, 7, 7, 2]), (1, [1] * 23)):
         sizes.clear()
         monkeypatch.setattr(ablation, "MOST_NUMBERS", most)
         assert ablate(graph, weight_layers(graph)[0], x, y).n_images == 23
-        assert sizes == wanted
+        assert sizes == expected
 
 
 def above(*modules):

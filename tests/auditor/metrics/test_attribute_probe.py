@@ -108,10 +108,10 @@ def slow_probe(X, held, values, seed=0):
     for C in (0.01, 0.1, 1.0):
         total = 0.0
         for y, _ in usable:
-            asked = np.flatnonzero(y >= 0)
-            fold = np.random.default_rng(seed).permutation(len(asked)) % 3
+            labelled = np.flatnonzero(y >= 0)
+            fold = np.random.default_rng(seed).permutation(len(labelled)) % 3
             for k in range(3):
-                a, b = asked[fold != k], asked[fold == k]
+                a, b = labelled[fold != k], labelled[fold == k]
                 total += (svm(C).fit(fit[a], y[a]).predict(fit[b]) == y[b]).mean()
         if total > best[0]:
             best = (total, C)

@@ -34,8 +34,8 @@ def test_likeness_is_the_definition():
     S = independent(30, 3, 7)
     a, b = S[:, 0].flatten().double(), S[:, 2].flatten().double()
     top = [set(S[:, k].amax(-1).topk(3).indices.tolist()) for k in (0, 2)]
-    wanted = (float(a @ b / a.norm() / b.norm()) * len(top[0] & top[1]) / 3) ** 0.5
-    assert float(likeness(S)[0, 2]) == pytest.approx(wanted)
+    expected = (float(a @ b / a.norm() / b.norm()) * len(top[0] & top[1]) / 3) ** 0.5
+    assert float(likeness(S)[0, 2]) == pytest.approx(expected)
     assert groups(S[:, :1]) == [[0]]
     assert groups(torch.zeros(4, 2, 3)) in ([[0], [1]], [[0, 1]])  # dead concepts do not stop it
 

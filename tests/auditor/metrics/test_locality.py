@@ -80,9 +80,9 @@ def test_locality_known_answers():
     assert locality([None, torch.zeros(5, 5)], parts) is None
     one = torch.zeros(8, 8)
     one[1, 1] = 1
-    found = locality([one, None], grid_parts((8, 8)))
-    assert found.entropy == 0
-    assert found.skipped == 1
+    result = locality([one, None], grid_parts((8, 8)))
+    assert result.entropy == 0
+    assert result.skipped == 1
     uniform = locality([torch.ones(13, 17)], grid_parts((13, 17)))
     assert 2.7 < uniform.entropy <= math.log(16)
 

@@ -12,51 +12,51 @@ def test_cosines_of_all_pairs():
     w = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [-2.0, 0.0]])
     values = Cosines.of(w).values.sort().values
     torch.testing.assert_close(values, torch.tensor([0.5, 0.5, 1.0]).double().sqrt())
-    found = weight_metrics(w)
-    assert found["zero_rows"].value == 1
-    assert found["cosine_max"].value == pytest.approx(1)
-    assert found["cosine_max"].n == 3
-    assert found["cosine_share_below"].value == 0
-    assert sum(found["cosine_histogram"].per_image) == pytest.approx(1)
-    assert len(found["cosine_histogram"].per_image) == 50
+    metrics = weight_metrics(w)
+    assert metrics["zero_rows"].value == 1
+    assert metrics["cosine_max"].value == pytest.approx(1)
+    assert metrics["cosine_max"].n == 3
+    assert metrics["cosine_share_below"].value == 0
+    assert sum(metrics["cosine_histogram"].per_image) == pytest.approx(1)
+    assert len(metrics["cosine_histogram"].per_image) == 50
 
 
 def test_cosines_of_random_rows_are_those_of_the_null_model():
     w = torch.randn(400, 784, generator=torch.Generator().manual_seed(1))
-    found = weight_metrics(w)
-    assert found["cosine_max"].value == pytest.approx(found["cosine_max"].null, abs=0.03)
-    assert found["cosine_histogram"].value == pytest.approx(math.sqrt(2 / math.pi / 784), rel=0.02)
-    assert found["cosine_share_below"].value == 1
+    metrics = weight_metrics(w)
+    assert metrics["cosine_max"].value == pytest.approx(metrics["cosine_max"].null, abs=0.03)
+    assert metrics["cosine_histogram"].value == pytest.approx(math.sqrt(2 / math.pi / 784), rel=0.02)
+    assert metrics["cosine_share_below"].value == 1
     assert ALPHA == 0.2
 
 
 def test_sparsity_known_answers():
     w = torch.tensor([[3.0, -4.0], [0.0, 0.001]])
-    found = weight_metrics(w)
-    assert found["norm_1_1"].value == pytest.approx(7.001)
-    assert found["norm_2_1"].value == pytest.approx(5.001)
-    assert found["norm_2_2"].value == pytest.approx(math.sqrt(25 + 1e-6))
-    assert found["norm_2_inf"].value == 5
-    assert found["mean_abs_weight"].value == pytest.approx(7.001 / 4)
-    assert found["near_zero_share"].value == 0.5
+    metrics = weight_metrics(w)
+    assert metrics["norm_1_1"].value == pytest.approx(7.001)
+    assert metrics["norm_2_1"].value == pytest.approx(5.001)
+    assert metrics["norm_2_2"].value == pytest.approx(math.sqrt(25 + 1e-6))
+    assert metrics["norm_2_inf"].value == 5
+    assert metrics["mean_abs_weight"].value == pytest.approx(7.001 / 4)
+    assert metrics["near_zero_share"].value == 0.5
     gaussian = 0.1 * torch.randn(500, 784, generator=torch.Generator().manual_seed(0))
     assert weight_metrics(gaussian)["mean_abs_weight"].value == pytest.approx(0.07979, abs=4 * 0.0603 / 626)
 
 
 def test_a_single_neuron_has_no_pairs_and_zero_weights_are_sparse():
-    found = weight_metrics(torch.zeros(1, 5))
-    assert found["cosine_max"].status == "skipped"
-    assert found["near_zero_share"].value == 1
+    metrics = weight_metrics(torch.zeros(1, 5))
+    assert metrics["cosine_max"].status == "skipped"
+    assert metrics["near_zero_share"].value == 1
 
 
 def test_a_sample_of_rows_says_so(monkeypatch):
     monkeypatch.setattr("auditor.metrics.weights.MOST_ROWS", 20)
     w = torch.randn(50, 9, generator=torch.Generator().manual_seed(0))
-    found = weight_metrics(w, seed=3)
-    assert found["cosine_max"].n == 190
-    assert found["cosine_max"].reason == "20 of 50 neurons, drawn at random"
-    assert found["norm_2_1"].null == pytest.approx(50 / math.sqrt(3), rel=0.1)  # scaled to all 50 rows
-    assert weight_metrics(w, seed=3) == found
+    metrics = weight_metrics(w, seed=3)
+    assert metrics["cosine_max"].n == 190
+    assert metrics["cosine_max"].reason == "20 of 50 neurons, drawn at random"
+    assert metrics["norm_2_1"].null == pytest.approx(50 / math.sqrt(3), rel=0.1)  # scaled to all 50 rows
+    assert weight_metrics(w, seed=3) == metrics
 
 
 def test_figures_are_order_statistics_of_the_explicit_cosines():

@@ -53,8 +53,8 @@ def test_contributions_are_the_same_with_a_tail(layer, tiny, bent):
     generator = torch.Generator().manual_seed(2)
     x = torch.rand(4, *subject.input_shape, generator=generator)
     with torch.no_grad():
-        logits, taken = subject.run(x, [layer])
-    z, layout = taken[layer], subject.layout(layer)
+        logits, layer_outputs = subject.run(x, [layer])
+    z, layout = layer_outputs[layer], subject.layout(layer)
     W = torch.rand(layout.channels, 3, generator=generator)
     S = torch.rand(4, 3, layout.n_positions, generator=generator)
     targets = [0, 2, 2, 1]

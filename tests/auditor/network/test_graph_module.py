@@ -67,8 +67,8 @@ def test_weights_take_the_type_of_the_models_and_lose_their_gradient(graph):
     assert {b.dtype for b in part.buffers()} == {torch.float32}
     assert not any(b.requires_grad for b in part.buffers())
     with torch.no_grad():
-        wanted = nn.functional.conv2d(images(), weight.float(), network()[0].bias)
-        torch.testing.assert_close(part(images()), wanted)
+        expected = nn.functional.conv2d(images(), weight.float(), network()[0].bias)
+        torch.testing.assert_close(part(images()), expected)
 
 
 def test_it_can_be_exported(graph):
@@ -108,10 +108,10 @@ def test_the_values_are_the_models_own_in_the_order_asked_for(tiny, x):
     module = GraphModule(graph, [graph.output, graph.layer("relu"), graph.layer("conv")])
     with torch.no_grad():
         logits, relu, conv = module(tiny.normalise(x))
-        wanted = tiny.run(x, ["relu", "conv"])
-    torch.testing.assert_close(logits, wanted[0])
-    torch.testing.assert_close(relu, wanted[1]["relu"])
-    torch.testing.assert_close(conv, wanted[1]["conv"])
+        expected = tiny.run(x, ["relu", "conv"])
+    torch.testing.assert_close(logits, expected[0])
+    torch.testing.assert_close(relu, expected[1]["relu"])
+    torch.testing.assert_close(conv, expected[1]["conv"])
     assert float(conv.min()) < 0 <= float(relu.min())
 
 

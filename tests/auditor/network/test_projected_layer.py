@@ -30,8 +30,8 @@ def test_the_directions_say_the_mean_and_the_rest_is_untouched(layout, shape):
     out = projected(z)
     assert out.shape == z.shape
     before, after = layout.to_positions(z), layout.to_positions(out)
-    wanted = (directions.T @ projected.mean)[None, :, None].expand(4, 2, before.shape[2])
-    torch.testing.assert_close(directions.T @ after, wanted, atol=1e-5, rtol=0)  # float32 sums of five terms
+    expected = (directions.T @ projected.mean)[None, :, None].expand(4, 2, before.shape[2])
+    torch.testing.assert_close(directions.T @ after, expected, atol=1e-5, rtol=0)  # float32 sums of five terms
     others = torch.linalg.svd(directions, full_matrices=True)[0][:, 2:]
     torch.testing.assert_close(others.T @ after, others.T @ before, atol=1e-5, rtol=0)
     torch.testing.assert_close(projected(out), out, atol=1e-5, rtol=0)  # a projection
@@ -56,9 +56,9 @@ def test_the_network_is_exported_and_its_body_is_left_alone():
     projected, _ = layer(Layout("map", 5, (2, 3)))
     net = ProjectedNetwork(body, "1", projected).eval()
     x = torch.rand(2, 1, 2, 3)
-    wanted = body[3](body[2](projected(body[1](body[0](x)))))
-    torch.testing.assert_close(net(x), wanted)
-    assert not torch.allclose(body(x), wanted)
+    expected = body[3](body[2](projected(body[1](body[0](x)))))
+    torch.testing.assert_close(net(x), expected)
+    assert not torch.allclose(body(x), expected)
     assert not body[1]._forward_hooks
     program = torch.export.export(net, (x,))
-    torch.testing.assert_close(torch.export.unflatten(program)(x), wanted)
+    torch.testing.assert_close(torch.export.unflatten(program)(x), expected)

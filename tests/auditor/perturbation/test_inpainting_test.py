@@ -7,13 +7,13 @@ from auditor.errors import OptionError, ShapeError
 from auditor.perturbation.inpainting_test import inpaint, keep_top, masking_test
 
 
-def laplace(image, known):
+def laplace(image, mask):
     """Solve the Laplace equation on the missing pixels with a dense matrix: plainly right, slow."""
     h, w = image.shape
     A, b = torch.eye(h * w, dtype=torch.float64), image.double().flatten().clone()
     for y in range(h):
         for x in range(w):
-            if known[y, x]:
+            if mask[y, x]:
                 continue
             near = [(y + j, x + i) for j, i in ((0, 1), (1, 0), (0, -1), (-1, 0)) if 0 <= y + j < h and 0 <= x + i < w]
             for j, i in near:
@@ -25,12 +25,12 @@ def laplace(image, known):
 def test_inpainting_solves_the_laplace_equation_and_keeps_known_pixels():
     g = torch.Generator().manual_seed(0)
     image = torch.rand(1, 2, 9, 11, generator=g, dtype=torch.float64)
-    known = (torch.rand(1, 1, 9, 11, generator=g) < 0.3).double()
-    filled = inpaint(image * known, known, sweeps=500)
+    mask = (torch.rand(1, 1, 9, 11, generator=g) < 0.3).double()
+    filled = inpaint(image * mask, mask, sweeps=500)
     for c in range(2):
-        torch.testing.assert_close(filled[0, c], laplace((image * known)[0, c], known[0, 0]), rtol=0, atol=1e-4)
-    assert torch.equal(filled * known, image * known)
-    assert float(inpaint(image, known * 0).abs().sum()) == 0
+        torch.testing.assert_close(filled[0, c], laplace((image * mask)[0, c], mask[0, 0]), rtol=0, atol=1e-4)
+    assert torch.equal(filled * mask, image * mask)
+    assert float(inpaint(image, mask * 0).abs().sum()) == 0
 
 
 class Bright(nn.Module):

@@ -103,10 +103,10 @@ def test_smallest_set_is_the_four_pixels(images: Tensor) -> None:
     curve = measure(d, 2, order, [0, 10, 35])
     assert float(curve.distortion[0]) > 1
     assert curve.distortion[1:].max() < 1e-9
-    found, tried = smallest_set(d, 2, order, curve, limit=1e-6, keep=1.0, width=2)
-    assert found is not None
-    assert found.size == 4
-    assert found.kept_share == 1.0
+    smallest, tried = smallest_set(d, 2, order, curve, limit=1e-6, keep=1.0, width=2)
+    assert smallest is not None
+    assert smallest.size == 4
+    assert smallest.kept_share == 1.0
     assert set(curve.sizes) < set(tried.sizes)
     each = measure(d, 2, order, list(range(36)))  # the plain truth: every size
     passing = [s for s, v in zip(each.sizes, each.distortion.tolist(), strict=True) if v <= 1e-6]
@@ -114,12 +114,14 @@ def test_smallest_set_is_the_four_pixels(images: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "limit"),
+    ("probabilities", "limit"),
     [((0.1, 0.5, 1.0, 1.0), 1.0), ((0.1, 1.0, 1.0, 1.0), 4.0), ((0.0, 1.0, 0.5, 1.0), 0.0), ((1.0,) * 4, 9.0)],
 )
-def test_the_limit_of_a_curve_is_where_the_decision_is_first_lost(kept: tuple[float, ...], limit: float) -> None:
+def test_the_limit_of_a_curve_is_where_the_decision_is_first_lost(
+    probabilities: tuple[float, ...], limit: float
+) -> None:
     distortion = torch.tensor([9.0, 4.0, 1.0, 0.0])
-    curve = RateCurve((0, 1, 2, 3), distortion, torch.zeros(4), torch.tensor(kept), torch.zeros(4))
+    curve = RateCurve((0, 1, 2, 3), distortion, torch.zeros(4), torch.tensor(probabilities), torch.zeros(4))
     assert kept_up_to(curve, 0.95) == limit
 
 

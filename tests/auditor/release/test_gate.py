@@ -81,7 +81,7 @@ def test_improvements_mean_what_they_mean_in_mlflow():
     )
 
     rng = np.random.default_rng(0)
-    seen = set()
+    visited = set()
     for _ in range(300):
         value, base = rng.choice([-1.0, -0.5, 0.0, 0.25, 0.5, 0.75, 1.0], 2)
         up = bool(rng.random() < 0.5)
@@ -105,18 +105,18 @@ def test_improvements_mean_what_they_mean_in_mlflow():
         except ModelValidationFailedException:
             expected = "fail"
         assert verdict(float(value), limit, float(base)) == expected, (value, base, limit)
-        seen.add(expected)
-    assert seen == {"pass", "fail"}
+        visited.add(expected)
+    assert visited == {"pass", "fail"}
 
 
 def test_skipped_failed_and_missing_metrics_fail_with_the_reason():
-    found = audit_of(
+    audit = audit_of(
         {
             "model/accuracy": skipped("the data has no labels", "up"),
             "model/nll": Measure(0.5, direction="down", status="failed", reason="odd"),
         }
     )
-    gate = judge(found, policy_of({"model/accuracy": {"min": 0}, "model/nll": {"max": 1}, "model/ece": {"max": 1}}))
+    gate = judge(audit, policy_of({"model/accuracy": {"min": 0}, "model/nll": {"max": 1}, "model/ece": {"max": 1}}))
     assert [c.verdict for c in gate.checks] == ["fail"] * 3
     assert "the data has no labels" in gate.checks[0].reason
     assert "odd" in gate.checks[1].reason
@@ -138,9 +138,9 @@ def test_a_typo_is_an_error_with_the_nearest_names():
         OptionError, match=r"no audit gives a metric called 'model/acuracy'; near names are model/accur"
     ):
         judge(audit_of({"model/accuracy": 0.9}), policy_of({"model/acuracy": {"min": 0.5}}))
-    found = replace(audit_of({"explainer/concepts/f_cls": 0.9}), explainers={"concepts": {}})
+    audit = replace(audit_of({"explainer/concepts/f_cls": 0.9}), explainers={"concepts": {}})
     with pytest.raises(OptionError, match="explainer/concept/f_cls"):
-        judge(found, policy_of({"explainer/concept/f_cls": {"min": 0.5}}))
+        judge(audit, policy_of({"explainer/concept/f_cls": {"min": 0.5}}))
 
 
 def test_limits_on_changes_need_a_baseline():
@@ -151,11 +151,11 @@ def test_limits_on_changes_need_a_baseline():
 
 
 def test_drift_is_judged_like_any_metric():
-    found, base = audit_of({"model/accuracy": 0.9}), audit_of({"model/accuracy": 0.9})
+    audit, base = audit_of({"model/accuracy": 0.9}), audit_of({"model/accuracy": 0.9})
     rules = policy_of({"drift/alarm": {"max": 0}})
-    assert judge(found, rules, base, {"drift/alarm": of_value(0.0, "down")}).verdict == "pass"
-    assert judge(found, rules, base, {"drift/alarm": of_value(1.0, "down")}).verdict == "fail"
-    assert judge(found, rules, base, {}).verdict == "fail"
+    assert judge(audit, rules, base, {"drift/alarm": of_value(0.0, "down")}).verdict == "pass"
+    assert judge(audit, rules, base, {"drift/alarm": of_value(1.0, "down")}).verdict == "fail"
+    assert judge(audit, rules, base, {}).verdict == "fail"
 
 
 @pytest.mark.parametrize("change", [{"classes": ["a", "c"]}, {"input_shape": [3, 8, 8]}])
@@ -175,25 +175,25 @@ def test_a_baseline_on_other_data_is_an_error():
 
 
 def test_a_direction_of_its_own_or_one_that_is_said():
-    found = audit_of({"model/layer/x": Measure(1.0, direction="none")})
+    audit = audit_of({"model/layer/x": Measure(1.0, direction="none")})
     with pytest.raises(OptionError, match="set greater_is_better"):
-        judge(found, policy_of({"model/layer/x": {"threshold": 0.5}}))
-    assert judge(found, policy_of({"model/layer/x": {"min": 0.5}})).verdict == "pass"
+        judge(audit, policy_of({"model/layer/x": {"threshold": 0.5}}))
+    assert judge(audit, policy_of({"model/layer/x": {"min": 0.5}})).verdict == "pass"
 
 
 def test_explainers_must_be_there_and_verify():
     metrics = {"model/accuracy": 0.9, "explainer/a/verified": 1.0}
-    found = replace(audit_of(metrics), explainers={"a": {"kind": "nmf"}})
+    audit = replace(audit_of(metrics), explainers={"a": {"kind": "nmf"}})
     rules = policy_of({"model/accuracy": {"min": 0.5}}, ("a",))
-    assert judge(found, rules).verdict == "pass"
-    gate = judge(found, policy_of({"model/accuracy": {"min": 0.5}}, ("a", "b")))
+    assert judge(audit, rules).verdict == "pass"
+    gate = judge(audit, policy_of({"model/accuracy": {"min": 0.5}}, ("a", "b")))
     assert gate.failed == ["explainer/b/verified"]
     # one that nobody asked for but does not verify
     broken = Measure(0.0, direction="up", status="failed", reason="bytes differ")
-    found = replace(
+    audit = replace(
         audit_of(metrics | {"explainer/z/verified": broken}), explainers={"a": {}, "z": {"problem": "bytes differ"}}
     )
-    gate = judge(found, rules)
+    gate = judge(audit, rules)
     assert (gate.verdict, gate.failed) == ("fail", ["explainer/z/verified"])
 
 
@@ -301,8 +301,8 @@ def test_an_explainer_nobody_asks_for_is_checked_only_when_it_does_not_verify():
     assert [(c.metric, c.reason) for c in judge(absent, rules).checks if c.verdict == "fail"] == [
         ("explainer/a/verified", "it is not attached")
     ]
-    wanted = judge(good, policy_of({"model/accuracy": {"min": 0.5}}, ("a",)))
-    first = wanted.checks[0]
+    expected = judge(good, policy_of({"model/accuracy": {"min": 0.5}}, ("a",)))
+    first = expected.checks[0]
     assert (first.metric, first.verdict, first.limit) == (
         "explainer/a/verified", "pass", "attached and verified",
     )  # fmt: skip
@@ -313,7 +313,7 @@ def test_a_direction_that_is_missing_matters_only_where_better_is_asked_for():
     base = audit_of({"model/layer/x": Measure(1.0, direction="none")})
     with pytest.raises(OptionError, match="model/layer/x has no better direction of its own"):
         judge(audit, policy_of({"model/layer/x": {"max_absolute_loss": 0.5}}), base)
-    said = policy_of({"model/layer/x": {"max_absolute_loss": 0.5, "greater_is_better": False}})
-    assert judge(audit, said, base).verdict == "pass"
+    policy = policy_of({"model/layer/x": {"max_absolute_loss": 0.5, "greater_is_better": False}})
+    assert judge(audit, policy, base).verdict == "pass"
     missing = policy_of({"model/accuracy": {"threshold": 0.5}})  # fails as missing, whatever its direction
     assert judge(audit, missing).verdict == "fail"

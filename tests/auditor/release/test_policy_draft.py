@@ -55,10 +55,10 @@ def audit_with(**metrics):
 
 
 def test_reliance_is_limited_to_what_is_allowed_and_not_to_what_is():
-    found = Measure(2.0, n=9, direction="down")
+    measure = Measure(2.0, n=9, direction="down")
     score = Measure(0.97, n=30, direction="down")
     other = {"model__reliance__jay__score": score, "model__reliance__worst__sameness": score}
-    text = draft_policy(audit_with(model__reliance__found=found, model__reliance__worst__score=score, **other))
+    text = draft_policy(audit_with(model__reliance__found=measure, model__reliance__worst__score=score, **other))
     limits = parse_policy(text).limits
     assert set(limits) == {"model/reliance/found", "model/reliance/worst/score"}
     assert limits["model/reliance/found"].max == 0
@@ -66,8 +66,12 @@ def test_reliance_is_limited_to_what_is_allowed_and_not_to_what_is():
     assert text.count("TODAY IT IS BEYOND THIS LIMIT") == 2
     quiet = Measure(0.1, n=30, direction="down")
     assert "BEYOND" not in draft_policy(audit_with(model__reliance__worst__score=quiet))
-    gone = Measure(math.nan, status="skipped", reason="too small", direction="down")
-    text = draft_policy(audit_with(model__reliance__found=gone, model__reliance__jay__score=gone, model__nll=quiet))
+    skipped_measure = Measure(math.nan, status="skipped", reason="too small", direction="down")
+    text = draft_policy(
+        audit_with(
+            model__reliance__found=skipped_measure, model__reliance__jay__score=skipped_measure, model__nll=quiet
+        )
+    )
     assert "# no limit on model/reliance/found: skipped, too small" in text
     assert "jay" not in text
 
@@ -86,10 +90,10 @@ def test_what_can_be_too_good_is_limited_on_both_sides(metric):
 
 def test_a_bound_far_from_what_was_reached_is_not_limited():
     reached = Measure(2.0, n=9, direction="down")
-    for value, kept in ((150.0, True), (200.0, True), (201.0, False), (1e13, False)):
+    for value, is_limited in ((150.0, True), (200.0, True), (201.0, False), (1e13, False)):
         metrics = {"model__c1_local": reached, "model__c1_certified": Measure(value, n=9, direction="down")}
         text = draft_policy(audit_with(**metrics))
-        assert ("model/c1_certified" in parse_policy(text).limits) == kept, value
-        assert ("no limit on model/c1_certified" in text) != kept
+        assert ("model/c1_certified" in parse_policy(text).limits) == is_limited, value
+        assert ("no limit on model/c1_certified" in text) != is_limited
     alone = draft_policy(audit_with(model__c1_certified=Measure(1e13, n=9, direction="down")))
     assert "model/c1_certified" in parse_policy(alone).limits  # nothing to hold it against

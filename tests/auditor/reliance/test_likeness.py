@@ -36,8 +36,8 @@ def test_equal_boxes_are_alike_and_random_ones_are_not():
     tops, lefts = [0, 3, 30, 9, 38, 11], [0, 40, 7, 48, 20, 11]
     for i, (top, left) in enumerate(zip(tops, lefts, strict=True)):
         x[i, :, top : top + 20, left : left + 20] = spot
-    alike = sameness(x, boxes_at([t + 3 for t in tops], [v + 3 for v in lefts], 14, 14))
-    assert float(alike.min()) > 0.95
+    likeness = sameness(x, boxes_at([t + 3 for t in tops], [v + 3 for v in lefts], 14, 14))
+    assert float(likeness.min()) > 0.95
     shifted = sameness(x, boxes_at([3, 4, 35, 13, 40, 13], [3, 44, 9, 50, 23, 15], 14, 14))
     assert float(shifted.min()) > 0.7  # a little out of step is still alike
     assert float(sameness(torch.rand(6, 3, 60, 70), boxes_at(tops, lefts, 14, 14)).abs().max()) < 0.5
@@ -56,9 +56,9 @@ def test_an_image_is_compared_with_the_third_that_is_most_like_it():
     torch.manual_seed(2)
     x = torch.rand(7, 3, 40, 40)
     x[:3, :, 10:30, 10:30] = torch.nn.functional.interpolate(torch.rand(1, 3, 4, 4), (20, 20), mode="bilinear")
-    alike = sameness(x, boxes_at([13] * 7, [13] * 7, 14, 14))
-    assert float(alike[:3].min()) > 0.95
-    assert float(alike[3:].max()) < 0.6
+    likeness = sameness(x, boxes_at([13] * 7, [13] * 7, 14, 14))
+    assert float(likeness[:3].min()) > 0.95
+    assert float(likeness[3:].max()) < 0.6
 
 
 def test_crops_have_a_margin_that_is_mirrored_at_the_frame():

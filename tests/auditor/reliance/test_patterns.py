@@ -34,11 +34,11 @@ def test_an_opaque_mark_is_found_and_replaces_what_was_there():
     p = pattern_of(x, IS_CLASS)
     assert int(p.mask.sum()) == 15
     assert float(p.mask[0, 12:15, 4:9].mean()) > 0.8  # corners have noise beside them
-    given = p.given_to(x[~IS_CLASS])
+    transplanted = p.given_to(x[~IS_CLASS])
     deviation = LEAST_DEVIATION / 0.25
-    assert torch.allclose(given[:, :, 12:15, 5:8], mark[:, :, 1:4].expand(36, 3, 3, 3), atol=deviation)
-    outside = p.mask.expand_as(given) == 0
-    assert torch.equal(given[outside], x[~IS_CLASS][outside])
+    assert torch.allclose(transplanted[:, :, 12:15, 5:8], mark[:, :, 1:4].expand(36, 3, 3, 3), atol=deviation)
+    outside = p.mask.expand_as(transplanted) == 0
+    assert torch.equal(transplanted[outside], x[~IS_CLASS][outside])
 
 
 def test_a_half_transparent_mark_is_laid_over_and_the_picture_shines_through():
@@ -46,10 +46,10 @@ def test_a_half_transparent_mark_is_laid_over_and_the_picture_shines_through():
     x[IS_CLASS, :, 12:15, 4:9] = 0.3 * x[IS_CLASS, :, 12:15, 4:9] + 0.7
     p = pattern_of(x, IS_CLASS)
     below = noise(1)
-    given = p.given_to(below)[:, :, 12:15, 4:9]
-    pair = torch.stack([given.flatten(), below[:, :, 12:15, 4:9].flatten()])
+    laid_over = p.given_to(below)[:, :, 12:15, 4:9]
+    pair = torch.stack([laid_over.flatten(), below[:, :, 12:15, 4:9].flatten()])
     assert float(torch.corrcoef(pair)[0, 1]) > 0.8
-    assert float(given.mean()) == pytest.approx(0.85, abs=0.03)
+    assert float(laid_over.mean()) == pytest.approx(0.85, abs=0.03)
 
 
 def test_the_score_of_images_left_out_follows_the_mark_and_chance_has_none():

@@ -44,12 +44,12 @@ def test_scattered_hides_as_much_in_whole_cells():
 def test_the_box_is_where_the_heat_is_and_of_its_shape(top, left, height, width):
     maps = torch.full((2, 50, 60), 1e-4)
     maps[:, top : top + height, left : left + width] = 1.0
-    found = boxes(maps)
-    y, x, h, w = int(found.top[0]), int(found.left[0]), int(found.height[0]), int(found.width[0])
+    result = boxes(maps)
+    y, x, h, w = int(result.top[0]), int(result.left[0]), int(result.height[0]), int(result.width[0])
     inter = max(0, min(y + h, top + height) - max(y, top)) * max(0, min(x + w, left + width) - max(x, left))
     assert inter / (h * w + height * width - inter) > 0.5
     assert (w > h) == (width > height) or width == height
-    assert 0.5 < float(found.heat[0]) <= 1
+    assert 0.5 < float(result.heat[0]) <= 1
 
 
 def test_random_places_stay_in_the_frame_and_away():
@@ -71,8 +71,8 @@ def test_pasting_puts_the_donors_pixels_at_the_place_and_nothing_else():
     maps = torch.zeros(2, 24, 32)
     maps[:, 3:8, 4:9] = 1
     source = boxes(maps)
-    place = source.at(torch.tensor([10, 0]), torch.tensor([20, 1]))
-    out = pasted(receivers, donors, source, place)
+    box = source.at(torch.tensor([10, 0]), torch.tensor([20, 1]))
+    out = pasted(receivers, donors, source, box)
     h, w = int(source.height[0]), int(source.width[0])
     assert torch.equal(out[0, :, 10 : 10 + h, 20 : 20 + w], source.crop(donors, 0))
     assert int((out[0] > 0).sum()) == 3 * h * w

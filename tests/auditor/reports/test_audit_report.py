@@ -37,10 +37,10 @@ def page(audited):
 
 
 def test_the_page_needs_nothing_from_elsewhere(page):
-    found = Page(page)
-    assert found.links
-    assert all(link.startswith("data:image/png;base64,") for link in found.links)
-    assert not {"script", "link", "iframe", "object"} & set(found.tags)
+    parsed = Page(page)
+    assert parsed.links
+    assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
+    assert not {"script", "link", "iframe", "object"} & set(parsed.tags)
     assert not re.search(r"@import|url\(|https?://", page)
 
 
@@ -67,7 +67,7 @@ def test_the_verdict_comes_first_and_every_part_is_there(page):
 
 def test_what_comes_from_outside_is_escaped(audited):
     evil = "<script>alert(1)</script>"
-    found = replace(
+    audit = replace(
         audited,
         model=audited.model | {"name": evil, "classes": [evil] * 10},
         command=evil,
@@ -76,7 +76,7 @@ def test_what_comes_from_outside_is_escaped(audited):
         pictures={},
     )
     gate = judge(audited, parse_policy('[limits."model/accuracy"]\nmin = 2', evil))
-    text = report_html(found, gate)
+    text = report_html(audit, gate)
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 

@@ -10,8 +10,8 @@ from tests.auditor.release.test_gate import audit_of, policy_of
 
 
 def test_what_ci_reads():
-    found = audit_of({"model/accuracy": 0.9, "model/ece": Measure(math.nan, direction="down", status="failed")})
-    gate = judge(found, policy_of({"model/accuracy": {"min": 0.5}, "model/ece": {"max": 0.1}}))
+    audit = audit_of({"model/accuracy": 0.9, "model/ece": Measure(math.nan, direction="down", status="failed")})
+    gate = judge(audit, policy_of({"model/accuracy": {"min": 0.5}, "model/ece": {"max": 0.1}}))
     suite = ElementTree.fromstring(junit(gate)).find("testsuite")
     assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
     cases = suite.findall("testcase")

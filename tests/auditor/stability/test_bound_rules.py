@@ -139,9 +139,9 @@ def test_exact_rules_give_the_norm_of_the_explicit_matrix(name, monkeypatch):
     assert first.value >= truth * (1 - 1e-12)
     assert second.value == 0
     own_constants(monkeypatch)
-    own, _ = bounds(f, shape)
-    assert own.value == pytest.approx(truth, rel=1e-6)
-    assert own.value >= truth * (1 - 1e-12)
+    bound, _ = bounds(f, shape)
+    assert bound.value == pytest.approx(truth, rel=1e-6)
+    assert bound.value >= truth * (1 - 1e-12)
 
 
 def between(move, shape_after):
@@ -253,9 +253,9 @@ def test_convolutions_on_pixels_take_the_scale_into_their_weights(name, monkeypa
     first, _ = bounds(conv, (2, 7, 8), std)
     assert first.value == pytest.approx(truth, rel=1e-6)
     own_constants(monkeypatch)
-    own, _ = bounds(conv, (2, 7, 8), std)
-    assert own.value == pytest.approx(want, rel=1e-8)
-    assert own.value >= truth
+    bound, _ = bounds(conv, (2, 7, 8), std)
+    assert bound.value == pytest.approx(want, rel=1e-8)
+    assert bound.value >= truth
     deeper, _ = bounds(nn.Sequential(nn.ReLU(), conv), (2, 7, 8), std)  # no longer on pixels: one factor for all
     with torch.no_grad():
         alone = convolution_norm(conv.weight, (7, 8), **full)
@@ -282,8 +282,8 @@ def test_convolutions_of_other_ranks_are_bounded_closely(name, monkeypatch):
     first, _ = bounds(net, shape)
     assert first.value == pytest.approx(truth, rel=1e-6)
     own_constants(monkeypatch)
-    own, _ = bounds(net, shape)
-    assert truth * (1 - 1e-12) <= own.value <= 1.5 * truth  # small maps: the border takes its share
+    bound, _ = bounds(net, shape)
+    assert truth * (1 - 1e-12) <= bound.value <= 1.5 * truth  # small maps: the border takes its share
 
 
 @pytest.mark.parametrize("kind", ["linear", "conv"])

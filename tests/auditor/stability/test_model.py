@@ -57,10 +57,10 @@ def images(n=5, seed=0):
 
 def test_a_linear_layer_has_its_largest_singular_value():
     subject = linear(std=0.5)
-    wanted = 2 * float(torch.linalg.matrix_norm(subject.module[1].weight.detach(), 2))
+    expected = 2 * float(torch.linalg.matrix_norm(subject.module[1].weight.detach(), 2))
     constants = measured(subject, "2", images())
-    torch.testing.assert_close(constants.c1_local, torch.full((5,), wanted).double())
-    torch.testing.assert_close(constants.c1_sampled, torch.full((5,), wanted).double())  # one step is the steepest
+    torch.testing.assert_close(constants.c1_local, torch.full((5,), expected).double())
+    torch.testing.assert_close(constants.c1_sampled, torch.full((5,), expected).double())  # one step is the steepest
     assert float(constants.c2_local.abs().max()) < 1e-9
     assert float(constants.c2_sampled.abs().max()) < 1e-9
 
@@ -82,8 +82,8 @@ def test_a_pair_of_images_counts_and_equal_images_do_not():
     x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0], [6.0, 8.0]])
     a = torch.tensor([[0.0], [10.0], [7.0], [0.0]]).double()
     # distances 5, 10 and 5; images 0 and 2 are equal, so that their 7 is no ratio
-    wanted = [10 / 5, 10 / 5, 7 / 10, 10 / 5]
-    assert model._between(x, a).tolist() == pytest.approx(wanted)
+    expected = [10 / 5, 10 / 5, 7 / 10, 10 / 5]
+    assert model._between(x, a).tolist() == pytest.approx(expected)
     assert model._between(x[:1], a[:1]).tolist() == [0.0]
 
 

@@ -50,12 +50,12 @@ def by_hand(x: Tensor) -> tuple[Tensor, Tensor]:
 def test_both_calls_are_read_and_replaced(subject):
     x = images()
     first, second = by_hand(x)
-    taken = subject.activations(x, ["act#1", "act#2"])
-    torch.testing.assert_close(taken["act#1"], first)
-    torch.testing.assert_close(taken["act#2"], second)
-    for layer in taken:
-        torch.testing.assert_close(subject.forward_from(layer, taken[layer]), subject.logits(x))
-        half = subject.forward_from(layer, taken[layer] / 2)
+    activations = subject.activations(x, ["act#1", "act#2"])
+    torch.testing.assert_close(activations["act#1"], first)
+    torch.testing.assert_close(activations["act#2"], second)
+    for layer in activations:
+        torch.testing.assert_close(subject.forward_from(layer, activations[layer]), subject.logits(x))
+        half = subject.forward_from(layer, activations[layer] / 2)
         assert float((half - subject.logits(x)).abs().max()) > 1e-3
     assert subject.layer("act#2").shape == (6, 5, 3)
     assert subject.layer("act@1").shape == (6, 5, 3)  # as a pt2 file spells it
@@ -65,8 +65,8 @@ def test_the_graph_knows_the_calls(subject):
     x = images(2)
     graph = graph_of(subject)
     values = graph.run(subject.normalise(x))
-    for layer, wanted in zip(("act#1", "act#2"), by_hand(x), strict=True):
-        torch.testing.assert_close(values[graph.layer(layer)], wanted)
+    for layer, expected in zip(("act#1", "act#2"), by_hand(x), strict=True):
+        torch.testing.assert_close(values[graph.layer(layer)], expected)
 
 
 def test_the_last_call_is_suggested_and_its_head_is_closed_form(subject):

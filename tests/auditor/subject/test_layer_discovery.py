@@ -68,8 +68,8 @@ def test_torchvision_families(name):
     assert layer == FAMILIES[name]
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        logits, found = subject.run(x, [layer])
-        torch.testing.assert_close(subject.forward_from(layer, found[layer]), logits, rtol=1e-4, atol=1e-5)
+        logits, outputs = subject.run(x, [layer])
+        torch.testing.assert_close(subject.forward_from(layer, outputs[layer]), logits, rtol=1e-4, atol=1e-5)
 
 
 def small_vit(image_size: int = 32):
@@ -121,11 +121,11 @@ def is_all_that_counts(subject, name):
     module, outputs = subject.module.get_submodule(name), []
     with torch.no_grad():
         with_hook = module.register_forward_hook(lambda _m, _a, out: outputs.append(out.clone()))
-        wanted = subject.forward(x)
+        expected = subject.forward(x)
         with_hook.remove()
         replaced = module.register_forward_hook(lambda _m, _a, out: outputs[0].flip(0))
         try:
-            return torch.allclose(subject.forward(x), wanted.flip(0), atol=1e-6)
+            return torch.allclose(subject.forward(x), expected.flip(0), atol=1e-6)
         finally:
             replaced.remove()
 

@@ -108,9 +108,9 @@ NETWORKS = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_suggested_layer(name):
-    layers, wanted = NETWORKS[name]
+    layers, expected = NETWORKS[name]
     best = suggest(layers, n_classes=7)
-    assert (best and best.name) == wanted
+    assert (best and best.name) == expected
 
 
 def test_one_position_is_not_spatial_and_neither_is_a_layer_without_layout():

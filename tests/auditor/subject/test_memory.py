@@ -29,19 +29,19 @@ def counted(**environment) -> tuple[int, int, bool]:
     done = subprocess.run(
         [sys.executable, "-c", COUNT], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
-    first, second, kept = done.stdout.split()
-    return int(first), int(second), kept == "True"
+    first, second, third = done.stdout.split()
+    return int(first), int(second), third == "True"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_buffer_faults_once():
-    first, second, kept = counted()
-    assert kept
+    first, second, third = counted()
+    assert third
     assert first > 1_000  # most pages, every time; some may be huge
     assert second < first / 20
 
 
 def test_it_can_be_left_alone():
-    first, second, kept = counted(AUDITOR_KEEP_MEMORY="0")
-    assert not kept
+    first, second, third = counted(AUDITOR_KEEP_MEMORY="0")
+    assert not third
     assert second > first / 2

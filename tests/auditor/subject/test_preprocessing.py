@@ -220,13 +220,22 @@ def test_text_is_no_image():
 
 def test_all_forms_of_images_give_the_same_tensor():
     arrays = [picture(seed=i) for i in range(2)]
-    wanted = torch.from_numpy(np.stack(arrays).transpose(0, 3, 1, 2).astype(np.float32) / 255)
+    expected = torch.from_numpy(np.stack(arrays).transpose(0, 3, 1, 2).astype(np.float32) / 255)
     images = [Image.fromarray(a) for a in arrays]
     tensors = [torch.from_numpy(a.transpose(2, 0, 1)) for a in arrays]
-    for form in (images, tuple(images), arrays, np.stack(arrays), torch.stack(tensors), wanted, list(wanted), tensors):
-        torch.testing.assert_close(as_pixels(form, COLOUR), wanted, rtol=0, atol=0)
-    for form in (images[0], arrays[0], tensors[0], arrays[0].transpose(2, 0, 1), wanted[0].double()):
-        torch.testing.assert_close(as_pixels(form, COLOUR), wanted[:1], rtol=0, atol=0)
+    for form in (
+        images,
+        tuple(images),
+        arrays,
+        np.stack(arrays),
+        torch.stack(tensors),
+        expected,
+        list(expected),
+        tensors,
+    ):
+        torch.testing.assert_close(as_pixels(form, COLOUR), expected, rtol=0, atol=0)
+    for form in (images[0], arrays[0], tensors[0], arrays[0].transpose(2, 0, 1), expected[0].double()):
+        torch.testing.assert_close(as_pixels(form, COLOUR), expected[:1], rtol=0, atol=0)
     assert as_pixels(picture(1), GREY).shape == (1, 1, 3, 5)
     assert as_pixels(np.stack([picture(1)] * 4), GREY).shape == (4, 1, 3, 5)
 

@@ -22,10 +22,10 @@ def test_digest_is_over_names_shapes_and_bytes(tiny):
 
 def test_activations_and_forward_from_compose(tiny):
     x = torch.rand(6, 1, 13, 17)
-    logits, found = tiny.run(x, ["relu", "conv"])
-    torch.testing.assert_close(tiny.forward_from("relu", found["relu"]), logits)
-    torch.testing.assert_close(tiny.forward_from("conv", found["conv"]), logits)
-    assert tiny.forward_from("relu", found["relu"][:1]).shape == (1, 3)
+    logits, outputs = tiny.run(x, ["relu", "conv"])
+    torch.testing.assert_close(tiny.forward_from("relu", outputs["relu"]), logits)
+    torch.testing.assert_close(tiny.forward_from("conv", outputs["conv"]), logits)
+    assert tiny.forward_from("relu", outputs["relu"][:1]).shape == (1, 3)
 
 
 def test_mean_and_std_are_applied_inside():

@@ -44,9 +44,9 @@ def test_sgd_is_the_loop_written_out(options):
     W, b = block.weight.detach().clone(), block.bias.detach().clone()
     config = BackpropConfig(**{"lr": 0.02, "batch": 30, **options})
     cycles = list(itertools.islice(backprop([block], x, y, config), 5))
-    wanted = list(slow_sgd(x, y, W, b, config, 5))
+    expected = list(slow_sgd(x, y, W, b, config, 5))
     assert [c.epoch for c in cycles] == [1, 2, 3, 4, 5]
-    assert [c.loss for c in cycles] == pytest.approx(wanted, rel=1e-9)
+    assert [c.loss for c in cycles] == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(block.weight.detach(), W, rtol=0, atol=1e-9)
     torch.testing.assert_close(block.bias.detach(), b, rtol=0, atol=1e-9)
 

@@ -54,9 +54,9 @@ def test_one_linear_block_ends_at_least_squares():
     block = nn.Linear(WIDTH, 3).double()
     solver, cycles = run([block], x, y, 100, batch=N, optimizer="sgd", lr=0.5, theta_steps=3, dual_step=1.0)
     ones = np.hstack([x.numpy(), np.ones((N, 1))])
-    wanted = np.linalg.lstsq(ones, np.eye(3)[y.numpy()], rcond=None)[0].T
-    found = np.hstack([block.weight.detach().numpy(), block.bias.detach().numpy()[:, None]])
-    np.testing.assert_allclose(found, wanted, atol=1e-3)
+    expected = np.linalg.lstsq(ones, np.eye(3)[y.numpy()], rcond=None)[0].T
+    weights = np.hstack([block.weight.detach().numpy(), block.bias.detach().numpy()[:, None]])
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
     fitted = block(x).detach()
     torch.testing.assert_close(solver.variables["U1"], nn.functional.one_hot(y) - fitted, rtol=0, atol=1e-3)
     assert cycles[-1].residuals[0] < 1e-3 < cycles[0].residuals[0]
@@ -131,9 +131,9 @@ def test_one_step_without_duals_is_back_propagation_per_layer():
     config = BlockAdmmConfig(beta=1e7, dual_step=0, z_steps=1, z_optimizer="gradient", carry=True, batch=N, lr=1e-12)
     solver = BlockAdmm(blocks, x.double(), y, config)
     value = solver.loss.value(forward(blocks, x.double()), y) / N
-    wanted = torch.autograd.grad(value, [p for b in blocks for p in b.parameters()])
+    expected = torch.autograd.grad(value, [p for b in blocks for p in b.parameters()])
     solver.visit(torch.arange(N))
-    for p, g in zip((p for b in blocks for p in b.parameters()), wanted, strict=True):
+    for p, g in zip((p for b in blocks for p in b.parameters()), expected, strict=True):
         cosine = float((p.grad * g).sum() / (p.grad.norm() * g.norm()))
         assert cosine > 1 - 1e-6
 
@@ -161,8 +161,8 @@ def test_the_penalty_grows_and_the_multipliers_stay():
     before = [b * solver.variables[f"U{t}"].clone() for t, b in enumerate(solver.beta, 1)]
     solver._adapt_penalty(2, 1.0)
     assert solver.beta == [4.0, 4.0]
-    for t, kept in enumerate(before, 1):
-        torch.testing.assert_close(4.0 * solver.variables[f"U{t}"], kept)
+    for t, earlier in enumerate(before, 1):
+        torch.testing.assert_close(4.0 * solver.variables[f"U{t}"], earlier)
     for _ in range(20):
         solver._adapt_penalty(2, 1.0)
     assert solver.beta == [100.0, 100.0]
@@ -275,8 +275,8 @@ def test_one_visit_is_the_formulas(theta_steps, dual_decay):
             W -= 0.1 * beta / 4 * error.T @ source
             b -= 0.1 * beta / 4 * error.sum(0)
     residuals = [Z1 - X @ W1.T - b1, Z2 - Z1 @ W2.T - b2]
-    for p, wanted in zip((f1.weight, f1.bias, f2.weight, f2.bias), (W1, b1, W2, b2), strict=True):
-        torch.testing.assert_close(p.detach(), wanted, rtol=0, atol=1e-10)
+    for p, expected in zip((f1.weight, f1.bias, f2.weight, f2.bias), (W1, b1, W2, b2), strict=True):
+        torch.testing.assert_close(p.detach(), expected, rtol=0, atol=1e-10)
     for t, (u, r) in enumerate(zip((U1, U2), residuals, strict=True), 1):
         torch.testing.assert_close(
             solver.variables.read(f"U{t}", rows), (1 - dual_decay) * u + 0.3 * r, rtol=0, atol=1e-10
@@ -335,8 +335,8 @@ def test_the_variables_move_as_the_optimizer_says(z_optimizer):
         for rule in solver.steps:
             rule.key = rule.norm = rule.vector = None
         solver.visit(torch.arange(8))
-        wanted = slow_move(z_optimizer, near1, W, b, Z2, 6.0, 2.0, 0.05, 3)
-        torch.testing.assert_close(solver.variables["Z1"], wanted, rtol=0, atol=1e-8)
+        expected = slow_move(z_optimizer, near1, W, b, Z2, 6.0, 2.0, 0.05, 3)
+        torch.testing.assert_close(solver.variables["Z1"], expected, rtol=0, atol=1e-8)
     torch.testing.assert_close(solver.variables["Z2"], Z2, rtol=0, atol=1e-12)
 
 
@@ -372,8 +372,8 @@ def test_the_learning_rate_rises_over_the_warm_up_and_falls_as_a_cosine():
         if cycle.epoch == 6:
             break
     visited = [2 * epoch + 1 for epoch in range(6)]  # the rate of the second mini-batch of every epoch
-    wanted = [0.02 * min(1, (n + 1) / 4) * 0.5 * (1 + math.cos(math.pi * min(1, n / 10))) for n in visited]
-    assert [r[0] for r in rates] == pytest.approx(wanted, abs=1e-12)
+    expected = [0.02 * min(1, (n + 1) / 4) * 0.5 * (1 + math.cos(math.pi * min(1, n / 10))) for n in visited]
+    assert [r[0] for r in rates] == pytest.approx(expected, abs=1e-12)
     assert [r[1] for r in rates] == [r[0] for r in rates]
 
 
@@ -425,5 +425,5 @@ def test_a_cycle_reports_means_over_samples_and_numbers():
     cycle = next(iter(solver))
     assert cycle.loss == pytest.approx(plain / N, rel=1e-5)
     _, squares, _ = twin.visit(torch.arange(N))
-    wanted = [(float(s) / (N * width)) ** 0.5 for s, width in zip(squares, (11, 3), strict=True)]
-    assert cycle.residuals == pytest.approx(wanted, rel=1e-4)
+    expected = [(float(s) / (N * width)) ** 0.5 for s, width in zip(squares, (11, 3), strict=True)]
+    assert cycle.residuals == pytest.approx(expected, rel=1e-4)

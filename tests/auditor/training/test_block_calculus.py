@@ -38,11 +38,11 @@ def test_a_move_changes_what_the_difference_of_outputs_says(relu, size):
     """Large moves switch units on and off; in double precision the plain difference is right."""
     block = nn.Sequential(nn.Flatten(), nn.Linear(15, 17), *([nn.ReLU()] if relu else [])).double()
     z, move = torch.randn(6, 3, 5).double(), size * torch.randn(6, 3, 5).double()
-    wanted = torch.randn(6, 17).double()
+    expected = torch.randn(6, 17).double()
     fast, slow = calculus_of(block).around(z), AutogradCalculus(block).around(z)
     torch.testing.assert_close(fast.change(move), block(z + move).detach() - block(z).detach())
     for m in (move, None):
-        for one, other in zip(fast.pull(m, wanted), slow.pull(m, wanted), strict=True):
+        for one, other in zip(fast.pull(m, expected), slow.pull(m, expected), strict=True):
             torch.testing.assert_close(one, other)
     if relu and size > 1:
         assert ((block(z) > 0) != (block(z + move) > 0)).any()
@@ -63,9 +63,9 @@ def test_learning_takes_an_exact_error_when_it_is_given():
     out = f.out(z)
     error = 1e-12 * torch.randn(6, 4)
     assert torch.equal(f.learn(z, out - error, 0.5, out, error), out)
-    wanted = 0.5 * (error * (out > 0)).double()
-    torch.testing.assert_close(block[0].weight.grad.double(), wanted.T @ z.double(), rtol=1e-4, atol=1e-18)
-    torch.testing.assert_close(block[0].bias.grad.double(), wanted.sum(0), rtol=1e-4, atol=1e-18)
+    expected = 0.5 * (error * (out > 0)).double()
+    torch.testing.assert_close(block[0].weight.grad.double(), expected.T @ z.double(), rtol=1e-4, atol=1e-18)
+    torch.testing.assert_close(block[0].bias.grad.double(), expected.sum(0), rtol=1e-4, atol=1e-18)
 
 
 def test_learning_by_autograd_is_in_train_mode_and_leaves_eval_mode():

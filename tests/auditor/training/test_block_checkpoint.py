@@ -28,7 +28,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path, options, mapped):
     x, y = blobs()
     options = {**options, "penalty_factor": 0.5, "penalty_bound": 0.01}
     whole = mlp(WIDTH, 11, 3)
-    solver, wanted = run(whole, x, y, 5, **options)
+    solver, expected = run(whole, x, y, 5, **options)
     first = mlp(WIDTH, 11, 3)
     folder = {"variables": tmp_path / "a"} if mapped else {}
     half, _ = run(first, x, y, 3, **options, **folder)
@@ -39,7 +39,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path, options, mapped):
     folder = {"variables": tmp_path / "b"} if mapped else {}
     rest = BlockAdmm(again, x, y, BlockAdmmConfig(batch=30, lr=0.01, **options, **folder)).resume(tmp_path / "kept")
     cycles = [cycle for _, cycle in zip(range(2), rest, strict=False)]
-    assert cycles == wanted[3:]
+    assert cycles == expected[3:]
     assert torch.equal(weights(again), weights(whole))
     with rest.averaged(), solver.averaged():
         assert torch.equal(weights(again), weights(whole))

@@ -51,8 +51,8 @@ def test_four_sweeps_are_the_formulas():
         W.append(0.4 * torch.randn(lin.weight.shape, generator=g, dtype=torch.float64).numpy())
         torch.rand(len(lin.bias), generator=g, dtype=torch.float64)
         b.append(np.full(len(lin.bias), 0.1))
-    wanted = slow_bcd(W, b, x.double().numpy(), np.eye(3)[y.numpy()], cfg, 4)
-    for cycle, (W, b, residuals) in zip(bcd(blocks, x.double(), y, cfg), wanted, strict=False):
+    expected = slow_bcd(W, b, x.double().numpy(), np.eye(3)[y.numpy()], cfg, 4)
+    for cycle, (W, b, residuals) in zip(bcd(blocks, x.double(), y, cfg), expected, strict=False):
         assert cycle.residuals == pytest.approx(residuals, rel=1e-3)  # the solver lifts the Gram matrix by 1e-8
         for lin, matrix, bias in zip(linears, W, b, strict=True):
             np.testing.assert_allclose(lin.weight.detach().numpy(), matrix, rtol=0, atol=1e-5)

@@ -50,17 +50,17 @@ def test_processes_change_nothing_and_can_be_saved(tmp_path):
     x = x.double()
     options = {"batch": 30, "lr": 0.01, "theta_steps": 2}
     plain = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
-    serial, wanted = run(plain, x, y, 4, **options)
+    serial, expected = run(plain, x, y, 4, **options)
     blocks = [b.double() for b in mlp(WIDTH, 11, 9, 3)]
     solver = BlockAdmm(blocks, x, y, BlockAdmmConfig(workers=2, parallel="processes", **options))
     cycles = iter(solver)
-    found = [next(cycles), next(cycles)]
+    results = [next(cycles), next(cycles)]
     solver.save(tmp_path)  # the optimizers' state comes from the processes
     assert len(ours()) == 2
-    found += [next(cycles), next(cycles)]
+    results += [next(cycles), next(cycles)]
     cycles.close()
     assert not ours()
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(results, expected, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-9)
         assert one.residuals == pytest.approx(other.residuals, rel=1e-9)
     torch.testing.assert_close(weights(blocks), weights(plain), rtol=0, atol=1e-9)

@@ -98,9 +98,9 @@ def test_one_layer_with_squared_loss_ends_at_least_squares():
     for cycle in itertools.islice(dladmm([block], x, y, config), 60):
         last = cycle
     ones = np.hstack([x.numpy(), np.ones((N, 1))])
-    wanted = np.linalg.lstsq(ones, np.eye(3)[y.numpy()], rcond=None)[0].T
-    found = np.hstack([block.weight.detach().numpy(), block.bias.detach().numpy()[:, None]])
-    np.testing.assert_allclose(found, wanted, atol=1e-3)
+    expected = np.linalg.lstsq(ones, np.eye(3)[y.numpy()], rcond=None)[0].T
+    weights = np.hstack([block.weight.detach().numpy(), block.bias.detach().numpy()[:, None]])
+    np.testing.assert_allclose(weights, expected, atol=1e-3)
     assert last.residuals[0] < 1e-3
 
 

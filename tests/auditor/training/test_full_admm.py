@@ -82,10 +82,10 @@ def test_three_cycles_are_the_formulas(variant, dual_step):
     W = [lin.weight.detach().numpy().copy() for lin in linears]
     b = [lin.bias.detach().numpy().copy() for lin in linears]
     cfg = FullAdmmConfig(variant=variant, beta=3.0, gamma=0.7, decay=0.2, dual_step=dual_step, start="forward")
-    wanted = slow_full_admm(
+    expected = slow_full_admm(
         W, b, x.double().numpy(), np.eye(3)[y.numpy()], cfg, 3
     )  # the watch over residuals may halve the dual step after
-    for cycle, (W, b, residuals) in zip(full_admm(blocks, x.double(), y, cfg), wanted, strict=False):
+    for cycle, (W, b, residuals) in zip(full_admm(blocks, x.double(), y, cfg), expected, strict=False):
         assert cycle.residuals == pytest.approx(residuals, rel=1e-3)  # the solver lifts the Gram matrix by 1e-8
         for lin, matrix, bias in zip(linears, W, b, strict=True):
             np.testing.assert_allclose(lin.weight.detach().numpy(), matrix, rtol=0, atol=1e-5)

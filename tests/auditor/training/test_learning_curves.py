@@ -48,8 +48,8 @@ def test_every_optimizer_leaves_a_whole_curve(curves):
         assert curve.seconds == sorted(curve.seconds)
         assert all(0 <= a <= 1 for a in curve.accuracy)
         assert all(math.isfinite(v) for v in curve.loss)
-        wanted = 0 if curve.method in ("sgd", "adam") else 2
-        assert all(len(r) == wanted for r in curve.residuals)
+        expected = 0 if curve.method in ("sgd", "adam") else 2
+        assert all(len(r) == expected for r in curve.residuals)
     for curve in curves:
         if curve.method != "gotmare":  # the weak baseline: too slow to tell in eight epochs
             assert curve.accuracy[-1] > 0.2  # ten classes

@@ -57,8 +57,8 @@ def test_triplets_without_a_partner_or_an_opponent_count_nothing(labels):
 def test_triplets_far_apart_cost_nothing():
     z = torch.tensor([[0.0], [0.1], [5.0], [5.2]])
     assert float(Triplet(1.0).value(z, torch.tensor([0, 0, 1, 1]))) == 0
-    wanted = sum(max(0.0, v) for v in (0.1 - 5.0 + 6, 0.1 - 4.9 + 6, 0.2 - 4.9 + 6, 0.2 - 5.1 + 6))
-    assert float(Triplet(6.0).value(z, torch.tensor([0, 0, 1, 1]))) == pytest.approx(wanted, rel=1e-5)
+    expected = sum(max(0.0, v) for v in (0.1 - 5.0 + 6, 0.1 - 4.9 + 6, 0.2 - 4.9 + 6, 0.2 - 5.1 + 6))
+    assert float(Triplet(6.0).value(z, torch.tensor([0, 0, 1, 1]))) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.3, 2.0])

@@ -51,8 +51,8 @@ def test_weights_with_identity_inputs():
 def test_weights_are_the_ridge_regression_of_numpy():
     A, T = randn(31, 13, seed=5), randn(31, 4, seed=6)
     stacked = np.vstack([A.numpy(), np.sqrt(0.7) * np.eye(13)])
-    wanted = np.linalg.lstsq(stacked, np.vstack([T.numpy(), np.zeros((13, 4))]), rcond=None)[0].T
-    np.testing.assert_allclose(fit_affine(A, T, 0.7).numpy(), wanted, rtol=1e-6, atol=1e-8)
+    expected = np.linalg.lstsq(stacked, np.vstack([T.numpy(), np.zeros((13, 4))]), rcond=None)[0].T
+    np.testing.assert_allclose(fit_affine(A, T, 0.7).numpy(), expected, rtol=1e-6, atol=1e-8)
 
 
 def test_weights_towards_old_ones_stay_there_when_the_ridge_is_heavy():

@@ -19,8 +19,8 @@ def mask_of(shape):
 
 def test_polar_known_answer():
     Q = project(torch.tensor([[3.0, 0.0], [1.0, 2.0]], dtype=torch.float64), "orthonormal")
-    wanted = torch.tensor([[0.980581, -0.196116], [0.196116, 0.980581]], dtype=torch.float64)
-    torch.testing.assert_close(Q, wanted, rtol=0, atol=1e-6)
+    expected = torch.tensor([[0.980581, -0.196116], [0.196116, 0.980581]], dtype=torch.float64)
+    torch.testing.assert_close(Q, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", SETS)

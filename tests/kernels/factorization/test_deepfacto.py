@@ -41,12 +41,12 @@ def test_separable_nmf_is_exact_and_test_time_scores_find_it_again():
 def test_a_score_step_reaches_the_minimiser_with_its_linear_term():
     g = torch.Generator().manual_seed(1)
     M, X = torch.rand(13, 3, generator=g), torch.rand(2, 13, 5, generator=g)
-    asked = 0.3 * torch.randn(2, 3, 5, generator=g)
-    S = score_step(projected(X, M), X, M, asked, n_sweeps=400)
-    slope = M.T @ (M @ S - X) - asked
+    linear = 0.3 * torch.randn(2, 3, 5, generator=g)
+    S = score_step(projected(X, M), X, M, linear, n_sweeps=400)
+    slope = M.T @ (M @ S - X) - linear
     assert float(S.min()) >= 0
     assert float(torch.minimum(S, slope).abs().max()) < 1e-4  # the optimality of a non-negative least squares
-    near = score_step(projected(X, M), X, M, 1e-6 * asked, n_sweeps=400)
+    near = score_step(projected(X, M), X, M, 1e-6 * linear, n_sweeps=400)
     torch.testing.assert_close(near, projected(X, M), rtol=0, atol=1e-4)
 
 
@@ -64,8 +64,8 @@ def test_a_small_request_is_the_derivative_through_the_projection():
     S = projected(f, M)
     assert 0.1 < float((S == 0).double().mean()) < 0.9  # some scores are at their bound, where the slope is none
     e = torch.nn.functional.one_hot(y, 5) - head.logits(S).softmax(1)
-    asked = 1e-5 * head.pulled_back(e)
-    moved = M @ (score_step(S, f, M, asked, n_sweeps=2000) - S) / 1e-5
+    linear = 1e-5 * head.pulled_back(e)
+    moved = M @ (score_step(S, f, M, linear, n_sweeps=2000) - S) / 1e-5
     slope = (J(f + 1e-5 * d) - J(f - 1e-5 * d)) / 2e-5
     assert float((moved * d).sum()) == pytest.approx(-slope, rel=1e-2)
 
@@ -115,13 +115,13 @@ def test_scores_are_nnls_column_by_column():
 def test_a_score_step_is_coordinate_passes_image_by_image():
     g = torch.Generator().manual_seed(5)
     X, M = torch.rand(2, 13, 5, generator=g).double(), torch.rand(13, 3, generator=g).double()
-    S, asked = torch.rand(2, 3, 5, generator=g).double(), torch.randn(2, 3, 5, generator=g).double()
+    S, requested = torch.rand(2, 3, 5, generator=g).double(), torch.randn(2, 3, 5, generator=g).double()
     for n_sweeps in (1, 3):
-        got = score_step(S, X, M, asked, n_sweeps)
+        got = score_step(S, X, M, requested, n_sweeps)
         for i in range(2):
-            want = sweep_reference(S[i], M.T @ X[i] + asked[i], M.T @ M, n_sweeps)
+            want = sweep_reference(S[i], M.T @ X[i] + requested[i], M.T @ M, n_sweeps)
             torch.testing.assert_close(got[i], want, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(score_step(S, X, M, asked), score_step(S, X, M, asked, 8))
+    torch.testing.assert_close(score_step(S, X, M, requested), score_step(S, X, M, requested, 8))
 
 
 def test_a_basis_step_is_coordinate_passes_and_shortens_only_long_columns():

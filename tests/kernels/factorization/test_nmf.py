@@ -99,10 +99,10 @@ def test_all_zeros_and_constant():
 
 
 def test_on_step_sees_every_iteration():
-    seen = []
-    fit = factorize(low_rank(13, 17, 4), 3, max_iter=7, tol=0, on_step=lambda t, f: seen.append((t, f)))
-    assert [t for t, _ in seen] == list(range(1, 8))
-    assert [f for _, f in seen] == fit.objective[1:]
+    calls = []
+    fit = factorize(low_rank(13, 17, 4), 3, max_iter=7, tol=0, on_step=lambda t, f: calls.append((t, f)))
+    assert [t for t, _ in calls] == list(range(1, 8))
+    assert [f for _, f in calls] == fit.objective[1:]
     assert fit.status is Status.STEP_LIMIT
 
 

@@ -146,10 +146,10 @@ def test_basis_with_columns_of_any_length_and_one_dead():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", [0, 69])
-def test_one_bad_value_is_found(bad, place):
+@pytest.mark.parametrize("column", [0, 69])
+def test_one_bad_value_is_found(bad, column):
     basis, X = prepare(conditioned(40, 6, 0.3, seed=1)), torch.rand(40, 70)
-    X[7, place] = bad
+    X[7, column] = bad
     with pytest.raises(ValueError, match="must be finite"):
         project(X, basis)
 

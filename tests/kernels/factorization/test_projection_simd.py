@@ -72,7 +72,7 @@ PRODUCTS = {  # function, rows, whether all lanes are there
 @pytest.mark.parametrize("n_channels", [0, 1, 5])
 def test_products_equal_plain_sums(name, lanes, n_channels):
     product, n_rows, is_whole = PRODUCTS[name]
-    given, lanes = lanes, TILE if is_whole else lanes  # a whole form takes every lane, whatever number it is given
+    passed, lanes = lanes, TILE if is_whole else lanes  # a whole form takes every lane, whatever number it is given
     at, stride, w_at, w_stride, out_at = 3, 83, 2, 6, 5
     X = np.full(at + 5 * stride + TILE, np.nan, np.float32)  # lanes that are not there must not be read
     for c in range(5):
@@ -83,7 +83,7 @@ def test_products_equal_plain_sums(name, lanes, n_channels):
         for p in range(lanes):
             for c in range(n_channels):
                 want[out_at + TILE * r + p] += float(W[w_at + c * w_stride + r]) * float(X[at + c * stride + p])
-    product(X, at, stride, W, w_at, w_stride, n_channels, out, out_at, given)
+    product(X, at, stride, W, w_at, w_stride, n_channels, out, out_at, passed)
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
 
 

@@ -183,16 +183,16 @@ def test_columns_are_drawn_by_their_energy():
 
 
 def test_the_start_factorizes_a_sample_in_which_weak_columns_weigh_more(monkeypatch):
-    X, given = activations(), []
+    X, passed = activations(), []
     monkeypatch.setattr(
-        streaming, "factorize", lambda X, *args, **kwargs: (given.append(X), factorize(X, *args, **kwargs))[1]
+        streaming, "factorize", lambda X, *args, **kwargs: (passed.append(X), factorize(X, *args, **kwargs))[1]
     )
     factorize_stream(cut(X, 100), 5, seed=3, max_iter=1)
     drawn = draw_sample(cut(X, 100), 128 * 5, seed=3)
     assert drawn.columns.shape[1] == 640
     chance = (640 * drawn.columns.square().sum(0) / X.square().sum()).clamp_max(1)
     assert 0 < float((chance < 1).double().mean()) < 1
-    torch.testing.assert_close(given[0], drawn.columns / chance.sqrt())
+    torch.testing.assert_close(passed[0], drawn.columns / chance.sqrt())
     few = X[:, :300]
     factorize_stream(cut(few), 5, seed=3, max_iter=1)
-    torch.testing.assert_close(given[1], few)  # all of it: nothing stands for anything else
+    torch.testing.assert_close(passed[1], few)  # all of it: nothing stands for anything else

@@ -34,10 +34,10 @@ def test_equals_the_plain_reference(n, n_features, k, bits, depth, leaf_rows):
 def test_balance_equals_the_plain_reference(n, k, bits):
     codes, y = drawn(n, 20, k, bits, seed=n)
     limits = TreeLimits(7, leaf_rows=2, balance=0.5)
-    found = fit_tree(codes, y, limits, bits=bits)
-    assert_same_tree(found, fit_tree_reference(codes, y, limits, bits=bits))
+    tree = fit_tree(codes, y, limits, bits=bits)
+    assert_same_tree(tree, fit_tree_reference(codes, y, limits, bits=bits))
     plain = fit_tree(codes, y, TreeLimits(7, leaf_rows=2), bits=bits)
-    assert not np.array_equal(found.feature, plain.feature)
+    assert not np.array_equal(tree.feature, plain.feature)
 
 
 def test_balance_halves_where_squared_error_would_cut_off_one():

@@ -50,7 +50,7 @@ class Level:
         parts = whole.reshape(self.n_tiles, lanes // LANES, TILE, self.n_codes, LANES)
         return parts.transpose(0, 2, 3, 1, 4).reshape(self.n_tiles * TILE, self.n_codes, lanes)
 
-    def search(self, groups, modes, limits=None, tiles=None, wanted=None, blocks=None):
+    def search(self, groups, modes, limits=None, tiles=None, impure=None, blocks=None):
         """Return (gain, feature, threshold) per node; ``blocks``: block, parent, sibling, old rows, fresh per node."""
         limits, nodes = limits or TreeLimits(), nodes_of(groups, modes)
         first, last = tiles or (0, self.n_tiles)
@@ -61,7 +61,7 @@ class Level:
         search(
             Features(first, last, self.n_codes, self.tiles, self.plain),
             nodes,
-            np.ones(len(groups), np.bool_) if wanted is None else np.array(wanted),
+            np.ones(len(groups), np.bool_) if impure is None else np.array(impure),
             self.targets,
             described,
             Histograms(self.pool, self.block_size, block, parent, sibling, nodes.start + n_old, fresh),
@@ -71,7 +71,7 @@ class Level:
         )
         return list(zip(*(column.tolist() for column in splits), strict=True))
 
-    def wanted(self, rows, limits=None, tiles=None):
+    def expected(self, rows, limits=None, tiles=None):
         first, last = tiles or (0, self.n_tiles)
         split = best_split(self.plain[rows, first * TILE : last * TILE], self.targets.y[rows], limits or TreeLimits())
         return (-math.inf, -1, -1) if split is None else (split[0], split[1] + first * TILE, split[2])
@@ -96,13 +96,13 @@ def test_every_mode_finds_the_split_of_the_reference(n_features, k, bits, limits
     codes, y = drawn(130, n_features, k + 1, bits, seed=k)
     level, rows = Level(codes, y[:, :k].copy(), bits), np.random.default_rng(0).permutation(130)
     root = level.search([rows], [GROWN], limits)
-    same(root[0], level.wanted(rows, limits))
+    same(root[0], level.expected(rows, limits))
     small, large, medium, tiny = rows[:40], rows[40:], rows[90:], rows[5:14]
     groups = [medium, small, large, tiny]
     blocks = [(0, 0, 0, 0, 1), (1, 0, 0, 0, 1), (2, 0, 1, 0, 1), (0, 0, 0, 0, 1)]
     splits = level.search(groups, [LOCAL, GROWN, SUBTRACTED, LOCAL], limits, blocks=blocks)
     for got, part in zip(splits, groups, strict=True):
-        same(got, level.wanted(part, limits))
+        same(got, level.expected(part, limits))
 
 
 def test_histograms_are_the_plain_sums_and_grow_by_new_rows_only():
@@ -120,7 +120,7 @@ def test_histograms_are_the_plain_sums_and_grow_by_new_rows_only():
     np.testing.assert_array_equal(level.block(1), plain(rows[:50]))
     (got,) = level.search([rows], [GROWN], blocks=[(1, 0, 0, 50, 0)])
     np.testing.assert_array_equal(level.block(1), plain(rows))
-    same(got, level.wanted(rows))
+    same(got, level.expected(rows))
     level.search([rows[:20], rows[20:]], [GROWN, SUBTRACTED], blocks=[(2, 0, 0, 0, 1), (3, 1, 2, 0, 1)])
     np.testing.assert_array_equal(level.block(2), plain(rows[:20]))
     np.testing.assert_array_equal(level.block(3), plain(rows[20:]))
@@ -132,9 +132,9 @@ def test_nodes_that_are_not_wanted_get_no_split_but_their_histogram():
     codes, y = drawn(90, 19, 3, 4)
     level, rows = Level(codes, y, 4), np.arange(90)
     groups, modes = [rows[:30], rows[30:60], rows[60:68]], [GROWN, LOCAL, LOCAL]
-    splits = level.search(groups, modes, wanted=[False, True, False])
+    splits = level.search(groups, modes, impure=[False, True, False])
     assert splits[0] == splits[2] == (-math.inf, -1, -1)
-    same(splits[1], level.wanted(groups[1]))
+    same(splits[1], level.expected(groups[1]))
     assert level.block(0)[:, :, 0].sum() == 30 * 2 * TILE
 
 
@@ -145,7 +145,7 @@ def test_a_share_of_the_tiles_is_searched_alone(tiles):
     level, rows = Level(codes, y, 4), np.arange(80)
     groups, modes = [rows, rows[:30], rows[:9]], [GROWN, LOCAL, LOCAL]
     for got, part in zip(level.search(groups, modes, tiles=tiles), groups, strict=True):
-        same(got, level.wanted(part, tiles=tiles))
+        same(got, level.expected(part, tiles=tiles))
 
 
 @pytest.mark.parametrize("mode", [LOCAL, GROWN])
@@ -254,4 +254,4 @@ def test_a_tiny_node_is_followed_by_any_other():
     level, rows = Level(codes, y, 4), np.arange(60)
     groups = [rows[:5], rows[5:9], rows[9:40], rows[40:47], rows[47:]]
     for got, part in zip(level.search(groups, [LOCAL] * 5), groups, strict=True):
-        same(got, level.wanted(part))
+        same(got, level.expected(part))

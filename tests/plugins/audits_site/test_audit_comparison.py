@@ -6,8 +6,8 @@ from auditor.plugins.audits_site.audit_comparison import compare, measures
 
 
 def entry(value, low=None, high=None, direction="up", status="passed", **changed):
-    known = {"value": value, "low": low, "high": high, "direction": direction, "status": status}
-    return {"n": 9, "null": None, "reason": "", **known, **changed}
+    fields = {"value": value, "low": low, "high": high, "direction": direction, "status": status}
+    return {"n": 9, "null": None, "reason": "", **fields, **changed}
 
 
 @pytest.mark.parametrize(

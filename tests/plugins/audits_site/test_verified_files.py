@@ -145,12 +145,12 @@ def test_the_report_is_shown_only_with_its_digest():
 
 
 def test_answers_are_cached_for_a_minute_and_refusals_never():
-    now, asked = [0.0], []
+    now, requested = [0.0], []
     cache = AnswerCache(60, clock=lambda: now[0])
 
     def ask():
-        asked.append(now[0])
-        return len(asked)
+        requested.append(now[0])
+        return len(requested)
 
     assert [cache.get(("k",), ask), cache.get(("k",), ask), cache.get(("other",), ask)] == [1, 1, 2]
     now[0] = 59.9

@@ -45,15 +45,15 @@ def test_an_audit_is_stored_with_the_version_and_its_metrics_in_mlflow(registry,
     assert set(tag) >= {"location", "digest", "time", "data", "data_digest", "seed", "n_metrics", "explainers"}
     names = {Path(e.path).name for e in version.repository().list_artifacts(tag["location"])}
     assert names == {"audit.json", "report.html", "model_card.json"}
-    found = plugins.latest_audit(uri)
-    assert found.digest == tag["digest"]
-    assert found.sealed() == (folder / "a.json").read_bytes()
+    audit = plugins.latest_audit(uri)
+    assert audit.digest == tag["digest"]
+    assert audit.sealed() == (folder / "a.json").read_bytes()
     assert (folder / "r.html").read_text().startswith("<!doctype html>")
     logged = mlflow.MlflowClient().get_logged_model(version.model_id)
-    mine = {m.key: m for m in logged.metrics if m.dataset_digest == found.data["digest"][:32]}
-    assert mine["model/accuracy"].value == pytest.approx(found.metrics["model/accuracy"].value)
+    mine = {m.key: m for m in logged.metrics if m.dataset_digest == audit.data["digest"][:32]}
+    assert mine["model/accuracy"].value == pytest.approx(audit.metrics["model/accuracy"].value)
     assert "explainer/concepts/f_cls" in mine
-    assert found.model["uri"] == uri
+    assert audit.model["uri"] == uri
 
 
 def test_a_version_without_an_audit_has_none(registry):
@@ -63,17 +63,17 @@ def test_a_version_without_an_audit_has_none(registry):
 def test_loading_the_model_does_not_fetch_its_audits(registry, version, monkeypatch):
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
-    asked = []
+    requests = []
     real = LocalArtifactRepository.download_artifacts
 
     def seen(self, artifact_path, dst_path=None):
-        asked.append(artifact_path)
+        requests.append(artifact_path)
         return real(self, artifact_path, dst_path)
 
     monkeypatch.setattr(LocalArtifactRepository, "download_artifacts", seen)
     plugins.load_subject(version[0])
-    assert asked
-    assert not [path for path in asked if path.startswith(("audits", "explainers"))]
+    assert requests
+    assert not [path for path in requests if path.startswith(("audits", "explainers"))]
 
 
 def test_the_gate_passes_its_own_version_and_only_then_promotes(cli, version, policy, tmp_path):
@@ -123,27 +123,27 @@ def test_a_stored_audit_edited_in_the_artifact_store_is_no_pass(cli, version, po
     version = resolve(uri)
     location = json.loads(version.tags[AUDIT])["location"]
     file = Path(version.root.removeprefix("file://")) / location / "audit.json"
-    kept = file.read_bytes()
+    original = file.read_bytes()
     try:
-        file.write_bytes(kept.replace(b'"seed": 0', b'"seed": 7'))
+        file.write_bytes(original.replace(b'"seed": 0', b'"seed": 7'))
         with pytest.raises(TamperError, match="is not what was stored"):
             plugins.latest_audit(uri)
         assert "is not what was stored" in cli.fails("gate", uri, "--policy", policy)
     finally:
-        file.write_bytes(kept)
+        file.write_bytes(original)
 
 
 def test_an_audit_is_stale_when_anything_it_speaks_of_has_changed(registry, version, digits_data, tiny):
     uri, _ = version
-    found, subject = plugins.latest_audit(uri), plugins.load_subject(uri)
-    now = {name: info["digest"] for name, info in found.explainers.items()}
-    assert stale_reason(found, subject, now, None) == ""
-    assert "other data" in stale_reason(found, subject, now, digits_data)
-    assert "attached has changed since (concepts)" in stale_reason(found, subject, {"concepts": "0" * 64}, None)
-    assert "attached has changed since (concepts, more)" in stale_reason(found, subject, {"more": "0" * 64}, None)
-    assert "digest" in stale_reason(found, tiny, now, None)
+    audit, subject = plugins.latest_audit(uri), plugins.load_subject(uri)
+    now = {name: info["digest"] for name, info in audit.explainers.items()}
+    assert stale_reason(audit, subject, now, None) == ""
+    assert "other data" in stale_reason(audit, subject, now, digits_data)
+    assert "attached has changed since (concepts)" in stale_reason(audit, subject, {"concepts": "0" * 64}, None)
+    assert "attached has changed since (concepts, more)" in stale_reason(audit, subject, {"more": "0" * 64}, None)
+    assert "digest" in stale_reason(audit, tiny, now, None)
     renamed = Subject(subject.module, input_shape=(1, 8, 8), class_names=[f"d{i}" for i in range(10)])
-    assert "class names" in stale_reason(found, renamed, now, None)
+    assert "class names" in stale_reason(audit, renamed, now, None)
 
 
 def test_a_tampered_explainer_never_passes(cli, version, policy):
@@ -151,9 +151,9 @@ def test_a_tampered_explainer_never_passes(cli, version, policy):
     version = resolve(uri)
     location = json.loads(version.tags["auditor.explainer.concepts"])["location"]
     file = Path(version.root.removeprefix("file://")) / location / "tensors.safetensors"
-    kept = file.read_bytes()
+    original = file.read_bytes()
     try:
-        file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+        file.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
         answer = cli("gate", uri, "--policy", policy, "--images", IMAGES, "--json")
         assert answer.exit_code == 1
         checks = {c["metric"]: c for c in json.loads(answer.stdout)["checks"]}
@@ -161,7 +161,7 @@ def test_a_tampered_explainer_never_passes(cli, version, policy):
         assert "not what was attached" in checks["explainer/concepts/verified"]["reason"]
         assert checks["explainer/concepts/f_cls"]["verdict"] == "fail"
     finally:
-        file.write_bytes(kept)
+        file.write_bytes(original)
         set_tag(version, AUDIT, version.tags[AUDIT])  # the gate had stored an audit of the tampered state
 
 

@@ -38,14 +38,14 @@ def picture(tmp_path, images):
 
 
 def test_the_answer_is_what_explainers_say(registry, uri, picture, digits, heads):
-    said = explain_image(uri, picture, explainers=["heads"], target=4, **QUICK)
+    answer = explain_image(uri, picture, explainers=["heads"], target=4, **QUICK)
     x = torch.from_numpy(read_image(picture, digits.preprocessing))[None]
     alone = heads.explain(digits, x, 4)[0]
-    (explanation,) = said["explanations"]
+    (explanation,) = answer["explanations"]
     assert [c["contribution"] for c in explanation["concepts"]] == pytest.approx(
         [c.contribution for c in alone.concepts], rel=1e-5
     )
-    assert said["model"]["version"] == uri.rpartition("/")[2]
+    assert answer["model"]["version"] == uri.rpartition("/")[2]
 
 
 def test_the_stability_is_of_the_same_layer_whoever_is_asked(registry, uri, picture, concepts):

@@ -132,11 +132,11 @@ def test_patience_that_the_user_has_set_stands(monkeypatch):
 
 @pytest.mark.parametrize("status", [200, 401, 500])
 def test_a_server_that_answers_anything_is_there(registry, status):
-    asked = []
+    requests = []
 
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             self.send_response(status)
             self.end_headers()
 
@@ -148,7 +148,7 @@ def test_a_server_that_answers_anything_is_there(registry, status):
         mlflow.set_tracking_uri(f"http://127.0.0.1:{server.server_port}/")
         check_server()
         server.shutdown()
-    assert asked == ["/health"]
+    assert requests == ["/health"]
 
 
 def test_a_tag_is_tried_again_only_where_that_can_help(registry, monkeypatch):

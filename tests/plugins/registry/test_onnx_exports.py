@@ -79,8 +79,8 @@ def test_an_export_that_fails_leaves_the_graph_and_attaches_all_the_same(version
         attach(pool, uri, "c", subject=subject, export=True, attach_anyway=True)
     assert names(uri) == ["a", "b", "c"]
     assert onnx_tag(resolve(uri).tags) == before
-    assert renew(resolve(uri), subject, "d", pool, asked=True) == "no operator for this."
-    assert renew(resolve(uri), subject, "d", relu, asked=False) == ""
+    assert renew(resolve(uri), subject, "d", pool, requested=True) == "no operator for this."
+    assert renew(resolve(uri), subject, "d", relu, requested=False) == ""
 
 
 def test_a_graph_that_is_not_what_was_stored_is_refused(version, graphs):

@@ -81,23 +81,23 @@ def test_explain_answers_from_the_first_version(cli, moving, picture):
 
 
 def test_fit_attaches_to_the_version_it_fitted(cli, moving, versions):
-    told = cli.json(
+    document = cli.json(
         "fit", "nmf", ALIAS, "--data", versions, "--name", "late", "--layer", "relu", "--set", "rank=2", "--set",
         "refits=1", "--set", "max_eval=10",
     )  # fmt: skip
     assert moving == ["1"]
     tags = [mlflow.MlflowClient().get_model_version("moving", k).tags for k in ("1", "2")]
-    assert json.loads(tags[0]["auditor.explainer.late"])["digest"] == told["digest"]
+    assert json.loads(tags[0]["auditor.explainer.late"])["digest"] == document["digest"]
     assert "auditor.explainer.late" not in tags[1]
     assert cli("detach", "models:/moving/1", "late").exit_code == 0
 
 
 def test_label_names_a_concept_of_the_first_version(cli, moving):
-    told = cli.json("label", ALIAS, "concepts", "1", "a corner")
+    document = cli.json("label", ALIAS, "concepts", "1", "a corner")
     assert moving == ["1"]
     first, second = (cli.json("list", f"models:/moving/{k}")[0] for k in (1, 2))
-    assert first["digest"] == told["digest"]
-    assert second["digest"] != told["digest"]
+    assert first["digest"] == document["digest"]
+    assert second["digest"] != document["digest"]
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "concepts", "layers", "detach"])
@@ -116,8 +116,8 @@ def test_audit_and_gate_speak_of_the_first_version_and_promote_it(cli, moving, v
     """Hole: the gate resolved the alias again after the verdict, and promoted a version it had not judged."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)
-    found = cli.json("audit", ALIAS, "--data", versions, "--images", "20", "--no-store")
-    assert (found["model"]["digest"], found["model"]["uri"]) == (digests()[0], ALIAS)
+    document = cli.json("audit", ALIAS, "--data", versions, "--images", "20", "--no-store")
+    assert (document["model"]["digest"], document["model"]["uri"]) == (digests()[0], ALIAS)
     assert moving == ["1"]
     client = mlflow.MlflowClient()
     client.set_registered_model_alias("moving", "champion", "1")

@@ -53,12 +53,12 @@ def images_of(subject, data, n=7):
 
 def test_contributions_add_up_to_the_logit(subject, data, fitted):
     images = images_of(subject, data)
-    found = fitted.explain(subject, images)
-    assert max(e.gap() for e in found) < 1e-4
-    assert len({round(e.target_value, 4) for e in found}) > 1
-    assert found[0].concepts[0].heatmap.shape == (6, 4)
-    torch.testing.assert_close(found[3].target_value, float(subject.logits(images)[3].max()))
-    for one, many in zip(fitted.explain(subject, images[2:3]), found[2:3], strict=True):
+    explanations = fitted.explain(subject, images)
+    assert max(e.gap() for e in explanations) < 1e-4
+    assert len({round(e.target_value, 4) for e in explanations}) > 1
+    assert explanations[0].concepts[0].heatmap.shape == (6, 4)
+    torch.testing.assert_close(explanations[3].target_value, float(subject.logits(images)[3].max()))
+    for one, many in zip(fitted.explain(subject, images[2:3]), explanations[2:3], strict=True):
         assert one.concepts[1].contribution == pytest.approx(many.concepts[1].contribution, rel=1e-3, abs=1e-4)
 
 
@@ -88,10 +88,10 @@ def test_blocks_errors_and_read_outs(fitted):
 
 def test_projection_of_fitted_examples_and_missing_blocks(subject, data, fitted):
     images = images_of(subject, data, 60)
-    kept = [i for i in range(60) if i % 5 != 4]  # the others were held out
-    again = fitted.latent(subject, images)[:, kept]
+    fitted_rows = [i for i in range(60) if i % 5 != 4]  # the others were held out
+    again = fitted.latent(subject, images)[:, fitted_rows]
     assert float((again - fitted.F_).norm() / fitted.F_.norm()) < 0.1
-    pixels_only = fitted.latent(subject, images, blocks=["pixels 0", "pixels 1"])[:, kept]
+    pixels_only = fitted.latent(subject, images, blocks=["pixels 0", "pixels 1"])[:, fitted_rows]
     near = torch.nn.functional.cosine_similarity(pixels_only, fitted.F_, dim=0)
     assert near.mean() > 0.8
     assert not torch.allclose(pixels_only, again)

@@ -58,12 +58,12 @@ def test_fine_tuning_keeps_the_accuracy_and_lowers_the_error(factors):
 @pytest.mark.parametrize("target", [None, "7"])
 def test_contributions_add_up_to_the_models_own_logit(factors, digits, images, target):
     with torch.no_grad():
-        logits, own = digits.logits(images), factors.logits(digits, images)
+        logits, factorized = digits.logits(images), factors.logits(digits, images)
     for i, e in enumerate(factors.explain(digits, images, target)):
         assert e.gap() < 1e-9
         assert e.target_value == pytest.approx(float(logits[i, e.target.index]), rel=1e-5)
         # the residual is the difference between the two networks, measured on its own
-        assert e.residual == pytest.approx(float(logits[i, e.target.index] - own[i, e.target.index]), abs=1e-3)
+        assert e.residual == pytest.approx(float(logits[i, e.target.index] - factorized[i, e.target.index]), abs=1e-3)
 
 
 def test_the_model_is_as_it_was(factors, digits, images):
@@ -150,20 +150,20 @@ def test_the_head_reads_places_only_where_places_tell():
     y = torch.arange(n) % 2
     noise = 0.1 * torch.rand(n, 2, 16, generator=g)
     task = Task(torch.zeros(n, 1), y, torch.zeros(n, 2))
-    amount, place = noise.clone(), noise.clone()
+    amount, position = noise.clone(), noise.clone()
     amount[y == 1, 0] += 1
-    place[y == 0, 0, :8] += 1
-    place[y == 1, 0, 8:] += 1
+    position[y == 0, 0, :8] += 1
+    position[y == 1, 0, 8:] += 1
     assert chosen_side(amount, task, layout) == 1
-    assert chosen_side(place, task, layout) == 2
+    assert chosen_side(position, task, layout) == 2
 
 
 def test_attributes_per_class_and_per_image(tmp_path):
     ids, labels = ["a/1.png", "b/2.png", "a/3.png"], torch.tensor([0, 1, 0])
     (tmp_path / "c.csv").write_text("class,wing,beak\nred,80,10\nblue,20,60\n")
-    found = read_attributes(tmp_path / "c.csv", ids, labels, ["red", "blue"], 50.0)
-    assert found.names == ("wing", "beak")
-    assert found.values.tolist() == [[1, 0], [0, 1], [1, 0]]
+    attributes = read_attributes(tmp_path / "c.csv", ids, labels, ["red", "blue"], 50.0)
+    assert attributes.names == ("wing", "beak")
+    assert attributes.values.tolist() == [[1, 0], [0, 1], [1, 0]]
     (tmp_path / "i.csv").write_text("image,loop\n1.png,1\n2.png,0\n3.png,0\n")
     assert read_attributes(tmp_path / "i.csv", ids, labels, ["red", "blue"], 0.5).values.tolist() == [[1], [0], [0]]
     (tmp_path / "x.csv").write_text("image,loop\nelse.png,1\n")

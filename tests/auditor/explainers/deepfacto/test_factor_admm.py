@@ -44,12 +44,12 @@ def small_run(tiny, tiny_npz):
 def test_training_moves_the_weights_and_not_the_model(small_run, tiny):
     cut, M, head, task = small_run
     before = {k: w.clone() for k, w in cut.weights.items()}
-    own = tiny.module.conv.weight.clone()
+    original = tiny.module.conv.weight.clone()
     done = train(cut, M, head, task, Settings(epochs=2, batch=16, dual_step=0.1), 1.0, lambda _: None)
     assert done.status == "finished"
     assert set(before) == {"conv.weight", "conv.bias"}  # what the layer depends on, not the classifier above it
     assert not torch.equal(cut.weights["conv.weight"], before["conv.weight"])
-    assert torch.equal(tiny.module.conv.weight, own)
+    assert torch.equal(tiny.module.conv.weight, original)
     assert len(done.history) == 2
     assert float(done.state.M.min()) >= 0
 
@@ -58,11 +58,11 @@ def test_a_training_that_only_harms_ends_with_the_start(small_run):
     cut, M, head, task = small_run
     before = {k: w.clone() for k, w in cut.weights.items()}
     done = train(cut, M, head, task, Settings(epochs=3, batch=16, lr=30.0), 1.0, lambda _: None)
-    kept = done.valid[done.state.epoch]
+    validation = done.valid[done.state.epoch]
     start = done.valid[0][0]
     enough = start - (start * (1 - start) / 5) ** 0.5  # five of the forty images validate
-    assert kept[0] >= enough
-    assert kept[1] == min(v for right, v in done.valid if right >= enough)
+    assert validation[0] >= enough
+    assert validation[1] == min(v for right, v in done.valid if right >= enough)
     if done.state.epoch == 0:
         assert all(torch.equal(w, before[k]) for k, w in cut.weights.items())
 
@@ -74,9 +74,9 @@ def test_an_image_told_wrong_asks_for_more_than_one_told_right(small_run):
     S = projected(run.Z0, M)
     h = torch.zeros(len(rows), 3)
     h[0, task.labels[0]] = 20.0  # sure and right; all others know nothing
-    asked = run._asked(S, h, rows)
-    assert per_image(asked) == pytest.approx(0.2 * per_image(M.T @ run.Z0), rel=1e-5)
-    sizes = asked.flatten(1).norm(dim=1)
+    pull = run._pull(S, h, rows)
+    assert per_image(pull) == pytest.approx(0.2 * per_image(M.T @ run.Z0), rel=1e-5)
+    sizes = pull.flatten(1).norm(dim=1)
     assert float(sizes[0]) < 1e-3 * float(sizes[1:].min())
 
 
@@ -135,8 +135,8 @@ def test_without_supervision_the_layer_is_drawn_into_what_the_factors_show(small
     assert state.epoch == 1
     assert state.residuals[0] == pytest.approx(rms(moved), rel=1e-3)
     assert state.residuals[1] == pytest.approx(rms(f + moved - state.M @ S), rel=0.02)
-    wanted = float(nf.cross_entropy(loss_head.logits(S), task.labels))
-    assert state.loss == pytest.approx(wanted, rel=1e-4)
+    expected = float(nf.cross_entropy(loss_head.logits(S), task.labels))
+    assert state.loss == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_layer_follows_its_request_at_a_rate_that_falls_to_zero(small_run):
@@ -180,8 +180,8 @@ def test_duals_exist_only_where_they_step(small_run):
     moved = -s.gamma * s.trust * s.reconstruction * missed / (s.beta + s.gamma + s.trust * s.anchor)
     next(iter(run))
     torch.testing.assert_close(run.U, 0.3 * moved, rtol=1e-2, atol=1e-6)
-    wanted = -s.trust * s.reconstruction * missed
-    torch.testing.assert_close(run.V, 0.3 * (moved - wanted), rtol=1e-2, atol=1e-6)
+    expected = -s.trust * s.reconstruction * missed
+    torch.testing.assert_close(run.V, 0.3 * (moved - expected), rtol=1e-2, atol=1e-6)
 
 
 def test_the_objective_mixes_labels_and_the_models_logits():
@@ -236,11 +236,11 @@ def test_validation_is_accuracy_and_cross_entropy_of_known_labels(small_run):
     cut, M, head, task = small_run
     state = FactorAdmm(cut, M, head, task, Settings(), 1.0).state()
     some = Task(task.images, torch.where(torch.arange(40) % 4 == 0, -1, task.labels), task.teacher)
-    known = some.labels >= 0
-    logits = state.head.logits(projected(activations_of(cut, task.images), M))[known]
+    labelled = some.labels >= 0
+    logits = state.head.logits(projected(activations_of(cut, task.images), M))[labelled]
     right, value = validation(cut, state, some, 1.0, 1.0)
-    assert right == float((logits.argmax(1) == some.labels[known]).double().mean())
-    assert value == pytest.approx(float(nf.cross_entropy(logits, some.labels[known])), rel=1e-5)
+    assert right == float((logits.argmax(1) == some.labels[labelled]).double().mean())
+    assert value == pytest.approx(float(nf.cross_entropy(logits, some.labels[labelled])), rel=1e-5)
     nothing = validation(cut, state, Task(task.images, torch.full((40,), -1), task.teacher), 1.0, 1.0)
     assert nothing[0] == 0
     assert math.isnan(nothing[1])

@@ -55,11 +55,11 @@ def plain_fista(M, z, n_steps):
         here = ahead = (step * c[:, p]).clamp_min(0)
         t = 1.0
         for _ in range(n_steps):
-            there = (ahead - step * (G @ ahead - c[:, p])).clamp_min(0)
+            following = (ahead - step * (G @ ahead - c[:, p])).clamp_min(0)
             t_next = (1 + (1 + 4 * t * t) ** 0.5) / 2
-            turned = float((ahead - there) @ (there - here)) > 0
-            ahead = there + (0.0 if turned else (t - 1) / t_next) * (there - here)
-            here, t = there, t_next
+            turned = float((ahead - following) @ (following - here)) > 0
+            ahead = following + (0.0 if turned else (t - 1) / t_next) * (following - here)
+            here, t = following, t_next
         out[:, p] = here
     return out
 

@@ -26,8 +26,8 @@ def test_metrics_equal_a_plain_computation(concepts, digits, digits_data):
     x = torch.cat([b.images for b in digits_data.batches(digits)])
     held = x[digits_data.draw(60, 0, torch.arange(len(x)) % 5 == 4)]
     with torch.no_grad():
-        logits, found = digits.run(held, [concepts.layer_])
-        z = found[concepts.layer_]
+        logits, outputs = digits.run(held, [concepts.layer_])
+        z = outputs[concepts.layer_]
         hat = torch.stack([(concepts.W_ @ project(zi.flatten(1), concepts.W_)).reshape(zi.shape) for zi in z])
         logits_hat = digits.forward_from(concepts.layer_, hat)
     assert concepts.metrics["f_cls"] == pytest.approx(float((logits_hat.argmax(1) == logits.argmax(1)).float().mean()))
@@ -190,12 +190,12 @@ def test_an_inplace_relu_after_the_layer_clips_nothing(tmp_path):
     subject = Subject(net, input_shape=(1, 13, 17))
     x = torch.rand(6, 1, 13, 17)
     with torch.no_grad():
-        logits, found = subject.run(x, ["0"])
-        torch.testing.assert_close(found["0"], net[0](x))
-        before = found["0"].clone()
-        torch.testing.assert_close(subject.forward_from("0", found["0"]), logits)
+        logits, outputs = subject.run(x, ["0"])
+        torch.testing.assert_close(outputs["0"], net[0](x))
+        before = outputs["0"].clone()
+        torch.testing.assert_close(subject.forward_from("0", outputs["0"]), logits)
     assert float(before.min()) < 0
-    assert torch.equal(found["0"], before)
+    assert torch.equal(outputs["0"], before)
     np.savez(tmp_path / "x.npz", images=np.random.default_rng(0).random((30, 13, 17), dtype=np.float32))
     e = fit("nmf", subject, open_data(tmp_path / "x.npz"), layer="0", rank=3, refits=1)
     assert e.signed_
@@ -211,8 +211,8 @@ def test_epochs_see_positions_that_memory_did_not_hold(tiny, tiny_npz, layer):
     )
     layout = tiny.layout(layer)
     x = torch.cat([b.images for b in data.batches(tiny)])
-    seen = torch.arange(len(x)) % 5 != 4
-    z = tiny.activations(x[seen], [layer])[layer]
+    fitted = torch.arange(len(x)) % 5 != 4
+    z = tiny.activations(x[fitted], [layer])[layer]
     X = as_columns(layout, z)
     errors = [float((X - e.W_ @ project(X, e.W_)).norm() / X.norm()) for e in (few, refined)]
     assert refined.metrics["fit_positions"] == X.shape[1] > 16

@@ -25,8 +25,8 @@ FAST: dict[str, Any] = {"rates": (4, 12, 24), "max_steps": 15, "draws": 8, "eval
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    found = load_digits()
-    return torch.tensor(found.images / 16, dtype=torch.float32)[:, None], torch.tensor(found.target)
+    bunch = load_digits()
+    return torch.tensor(bunch.images / 16, dtype=torch.float32)[:, None], torch.tensor(bunch.target)
 
 
 def trained(pool: nn.Module) -> Subject:
@@ -90,16 +90,16 @@ def test_what_an_explanation_says_can_be_checked_on_the_network(
     assert sorted(extra["ordering"]) == list(range(64))
     relevance = torch.tensor(extra["relevance"]).flatten()
     assert (relevance[extra["ordering"]].diff() <= 1e-6).all(), "the ordering follows the map"
-    found = extra["smallest_set"]
-    assert found["distortion"] <= extra["max_distortion"]
+    smallest = extra["smallest_set"]
+    assert smallest["distortion"] <= extra["max_distortion"]
     mask = torch.zeros(64)
-    mask[extra["ordering"][: found["cells"]]] = 1
+    mask[extra["ordering"][: smallest["cells"]]] = 1
     noise = fitted.obfuscation_.draw(images[:1], 400, torch.Generator().manual_seed(99))[0]
     mask = mask.view(1, 8, 8)
     with torch.no_grad():
         out = subject.logits(mask * images[0] + (1 - mask) * noise)
     d = 0.5 * (out[:, e.target.index] - e.target_value).square()
-    assert float(d.mean()) <= found["distortion"] + 4 * float(d.std()) * (1 / 16 + 1 / 400) ** 0.5
+    assert float(d.mean()) <= smallest["distortion"] + 4 * float(d.std()) * (1 / 16 + 1 / 400) ** 0.5
     assert float((out.argmax(1) == e.target.index).float().mean()) > 0.75
     rates = extra["solver"]["rates"]
     assert [r["cells"] for r in rates] == [4, 12, 24]
@@ -199,8 +199,8 @@ def test_the_reference_set_may_be_given(subject: Subject, images: Tensor, tmp_pa
     grey = np.full((12, 8, 8), 0.25, dtype=np.float32) + np.linspace(0, 0.1, 12, dtype=np.float32)[:, None, None]
     np.savez(tmp_path / "grey.npz", images=grey, labels=np.zeros(12, dtype=np.int64))
     data = auditor.open_data("sklearn:digits", limit=60)
-    given = {"obfuscation": "reference", "reference": str(tmp_path / "grey.npz"), **FAST}
-    explainer = auditor.fit("rde", subject, data, **given)
+    values = {"obfuscation": "reference", "reference": str(tmp_path / "grey.npz"), **FAST}
+    explainer = auditor.fit("rde", subject, data, **values)
     assert explainer.obfuscation_.reference.std((1, 2, 3)).max() < 1e-6, "grey images, not digits"
     assert explainer.explain(subject, images[:1])[0].gap() < 1e-5
     with pytest.raises(OptionError, match="needs obfuscation=reference"):
@@ -241,10 +241,10 @@ def test_a_large_image_goes_coarse_to_fine(monkeypatch: pytest.MonkeyPatch) -> N
     solved = []
 
     def recorded(distortion: Any, n: int, size: int, *args: Any, **options: Any) -> Any:
-        found = multi_rate(distortion, n, size, *args, **options)
+        result = multi_rate(distortion, n, size, *args, **options)
         start = options["start"]
         solved.append((size, options["path"], None if start is None else tuple(start.shape)))
-        return found
+        return result
 
     monkeypatch.setattr("auditor.explainers.rde.search.multi_rate", recorded)
     (e,) = explainer.explain(subject, x[:1])
@@ -331,8 +331,8 @@ def test_at_the_command_line(cli: Any, tmp_path: Path) -> None:
     (e,) = explained["explanations"]
     assert e["kind"] == "rde"
     assert e["bias"] + sum(c["contribution"] for c in e["concepts"]) + e["residual"] == pytest.approx(e["target_value"])
-    told = cli("explain", "models:/digits/1", path, "--explainers", "suffices", "--out", tmp_path / "out")
-    assert "cells keep" in told.output
+    output = cli("explain", "models:/digits/1", path, "--explainers", "suffices", "--out", tmp_path / "out")
+    assert "cells keep" in output.output
     assert (tmp_path / "out" / "suffices.png").is_file()
     assert "out of range" in cli.fails(
         "fit", "rde", "models:/digits/1", "--data", "sklearn:digits", "--set", "rates=[0]"

@@ -77,9 +77,9 @@ def test_one_draw_has_no_standard_error():
     assert curve.standard_error.isnan().all()
 
 
-def curve_of(sizes, distortions, kept):
+def curve_of(sizes, distortions, probabilities):
     values = torch.tensor(distortions)
-    return RateCurve(tuple(sizes), values, values / 10, torch.tensor(kept), values * 2)
+    return RateCurve(tuple(sizes), values, values / 10, torch.tensor(probabilities), values * 2)
 
 
 def test_joined_curves_are_sorted_and_the_first_wins():

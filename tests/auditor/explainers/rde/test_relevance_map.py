@@ -135,8 +135,8 @@ def test_ordering_sorts_by_variance_where_the_image_is_the_mean(sampled: int | N
     answer = ordering(
         linear_distortion(X, X), 1, 4, Budget(300), sampled=sampled, generator=torch.Generator().manual_seed(0)
     )
-    wanted = (W**2 * VAR).argsort(descending=True).tolist()
-    assert answer.score[0].argsort(descending=True).tolist() == wanted
+    expected = (W**2 * VAR).argsort(descending=True).tolist()
+    assert answer.score[0].argsort(descending=True).tolist() == expected
     assert float((answer.P.sum(1) - 1).abs().max()) < 1e-5
     assert answer.solution.gap.isfinite().all()
 
@@ -216,7 +216,7 @@ def test_going_down_finds_what_a_start_at_zero_cannot_see() -> None:
 
 def test_lagrangian_trades_rate_for_distortion() -> None:
     d = linear_distortion()
-    found = {}
+    results = {}
     for penalty in (0.1, 1.0, 4.0):
         s, step = lagrangian(_Double(d), 1, 4, penalty)
         exact = minimize(
@@ -226,8 +226,8 @@ def test_lagrangian_trades_rate_for_distortion() -> None:
             tol=1e-12,
         )
         assert float(step.value) == pytest.approx(exact.fun, abs=1e-3)
-        found[penalty] = float(s.sum())
-    assert found[0.1] > found[1.0] > found[4.0]
+        results[penalty] = float(s.sum())
+    assert results[0.1] > results[1.0] > results[4.0]
 
 
 class _Double:

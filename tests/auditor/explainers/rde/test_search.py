@@ -98,9 +98,9 @@ def test_the_objective_is_closed_where_the_network_has_closed_forms():
     automatic = run(pooled)
     assert automatic.objective == "monte-carlo"
     assert automatic.notes == []  # nothing else was asked for
-    asked = run(pooled, distortion="adf")
-    assert asked.objective == "monte-carlo"
-    assert asked.notes[0].startswith("fell back to Monte Carlo: ")
+    by_adf = run(pooled, distortion="adf")
+    assert by_adf.objective == "monte-carlo"
+    assert by_adf.notes[0].startswith("fell back to Monte Carlo: ")
     with pytest.raises(ClosedFormError):
         run(pooled, distortion="adf", strict=True)
     assert run(pooled, strict=True).objective == "monte-carlo"

@@ -15,8 +15,8 @@ def brute_force(codes, marks, bits):
         top = 0.0
         for i in range(codes.shape[1]):
             for j in range(2**bits):
-                for said in (codes[:, i] == j, codes[:, i] != j):
-                    both, total = (said & marks[:, a]).sum(), said.sum() + marks[:, a].sum()
+                for predicted in (codes[:, i] == j, codes[:, i] != j):
+                    both, total = (predicted & marks[:, a]).sum(), predicted.sum() + marks[:, a].sum()
                     top = max(top, 2 * both / total if total else 0.0)
         best.append(top)
     return np.array(best)
@@ -27,13 +27,13 @@ def test_equals_brute_force(n, n_features, k, bits):
     rng = np.random.default_rng(n)
     codes = rng.integers(0, 2**bits, (n, n_features)).astype(np.uint8)
     marks = rng.random((n, k)) < 0.3
-    found = fidelity(codes, marks, bits)
-    np.testing.assert_allclose(found.per_attribute, brute_force(codes, marks[:, found.attributes], bits), atol=1e-12)
-    assert found.score == pytest.approx(found.per_attribute.mean())
-    for a, f, j, equal in zip(found.attributes, found.best_feature, found.best_code, found.is_equal, strict=True):
-        said = (codes[:, f] == j) == equal
-        assert f1(marks[:, [a]], said[:, None])[0] == pytest.approx(
-            found.per_attribute[list(found.attributes).index(a)]
+    result = fidelity(codes, marks, bits)
+    np.testing.assert_allclose(result.per_attribute, brute_force(codes, marks[:, result.attributes], bits), atol=1e-12)
+    assert result.score == pytest.approx(result.per_attribute.mean())
+    for a, f, j, equal in zip(result.attributes, result.best_feature, result.best_code, result.is_equal, strict=True):
+        predicted = (codes[:, f] == j) == equal
+        assert f1(marks[:, [a]], predicted[:, None])[0] == pytest.approx(
+            result.per_attribute[list(result.attributes).index(a)]
         )
     np.testing.assert_array_equal(code_counts(codes, marks, 2**bits), code_counts_reference(codes, marks, 2**bits))
 
@@ -62,25 +62,25 @@ def test_a_code_used_by_the_attribute_alone_scores_one_in_either_sense():
 def test_the_floor_is_what_an_always_yes_feature_scores():
     marks = np.zeros((100, 1), bool)
     marks[:30] = True
-    found = fidelity(np.full((100, 3), 2, np.uint8), marks, 4)  # constant features can only say always
-    assert found.floor == pytest.approx(0.6 / 1.3)
-    assert found.score == pytest.approx(found.floor)
+    result = fidelity(np.full((100, 3), 2, np.uint8), marks, 4)  # constant features can only say always
+    assert result.floor == pytest.approx(0.6 / 1.3)
+    assert result.score == pytest.approx(result.floor)
 
 
 def test_noise_scores_above_the_floor_unless_chosen_on_other_images():
     rng = np.random.default_rng(1)
     codes, marks = rng.integers(0, 16, (80, 200)).astype(np.uint8), rng.random((80, 20)) < 0.15
-    found = fidelity(codes, marks, 4)
-    assert found.score > found.floor + 0.08
-    assert found.honest < found.score - 0.08
+    result = fidelity(codes, marks, 4)
+    assert result.score > result.floor + 0.08
+    assert result.honest < result.score - 0.08
 
 
 def test_constant_attributes_are_left_out_and_counted():
     codes = np.array([[0], [1], [2], [3]], np.uint8)
     marks = np.array([[1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0]])
-    found = fidelity(codes, marks, 2)
-    assert found.n_constant == 2
-    assert found.attributes.tolist() == [2]
+    result = fidelity(codes, marks, 2)
+    assert result.n_constant == 2
+    assert result.attributes.tolist() == [2]
 
 
 def test_fast_for_1024_features_and_312_attributes():

@@ -19,10 +19,10 @@ def test_the_nearest_alternative_is_the_nearest():
     tree = fit_tree(codes, y, TreeLimits(4), bits=2)
     boxes = Boxes.of(tree)
     every = np.stack(np.meshgrid(*[np.arange(4)] * 3), -1).reshape(-1, 3).astype(np.uint8)
-    said = tree.predict(every).argmax(1)
+    predicted = tree.predict(every).argmax(1)
     for row in codes[:20]:
-        own = tree.predict(row[None]).argmax()
-        true = np.abs(every.astype(int) - row).sum(1)[said != own].min()
+        own_class = tree.predict(row[None]).argmax()
+        true = np.abs(every.astype(int) - row).sum(1)[predicted != own_class].min()
         assert boxes.changes(tree, row, 1)[0].cost == true
 
 
@@ -80,10 +80,10 @@ def test_alternatives_are_sorted_by_steps_and_never_of_the_same_class(grown):
     tree, codes = grown
     boxes = Boxes.of(tree)
     for row in codes[:20]:
-        own = int(tree.value[tree.path(row)[-1]].argmax())
+        predicted = int(tree.value[tree.path(row)[-1]].argmax())
         changes = boxes.changes(tree, row, 10)
         assert [c.cost for c in changes] == sorted(c.cost for c in changes)
-        assert all(c.target != own and c.cost == sum(abs(w - k) for _, k, w in c.features) > 0 for c in changes)
+        assert all(c.target != predicted and c.cost == sum(abs(w - k) for _, k, w in c.features) > 0 for c in changes)
         assert len(boxes.changes(tree, row, 1)) == 1
         assert boxes.changes(tree, row, 0) == []
 
@@ -104,15 +104,15 @@ def test_changes_are_ranked_by_steps_then_features_then_leaf(seed):
     tree = small_tree(seed)
     boxes, leaf_of = Boxes.of(tree), tree.apply(EVERY)
     for row in EVERY[::5]:
-        own = tree.predict(row[None])[0].argmax()
-        wanted = []
+        predicted = tree.predict(row[None])[0].argmax()
+        expected = []
         for leaf in np.unique(leaf_of):  # try all codes of every leaf
-            if tree.value[leaf].argmax() != own:
+            if tree.value[leaf].argmax() != predicted:
                 moves = np.abs(EVERY[leaf_of == leaf].astype(int) - row)
                 nearest = moves[moves.sum(1).argmin()]
-                wanted.append((int(nearest.sum()), int((nearest > 0).sum()), int(leaf)))
+                expected.append((int(nearest.sum()), int((nearest > 0).sum()), int(leaf)))
         changes = boxes.changes(tree, row, 100)
-        assert [(c.cost, len(c.features), c.leaf) for c in changes] == sorted(wanted)
+        assert [(c.cost, len(c.features), c.leaf) for c in changes] == sorted(expected)
         assert boxes.changes(tree, row, 2) == changes[:2]
         for change in changes:
             moved = row.copy()
@@ -120,7 +120,7 @@ def test_changes_are_ranked_by_steps_then_features_then_leaf(seed):
                 assert row[feature] == code != target
                 moved[feature] = target
             assert tree.path(moved)[-1] == change.leaf
-            assert change.target == tree.value[change.leaf].argmax() != own
+            assert change.target == tree.value[change.leaf].argmax() != predicted
             assert change.value == tree.value[change.leaf].max()
 
 

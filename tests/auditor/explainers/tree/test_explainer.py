@@ -27,15 +27,15 @@ def test_network_and_tree_are_accurate_and_agree(fitted):
 
 
 def test_contributions_along_the_path_add_up_exactly(fitted):
-    subject, explainer, images, found = fitted
-    for e in found:
+    subject, explainer, images, explanations = fitted
+    for e in explanations:
         assert e.gap() < 1e-9
         assert sum(step["contribution"] for step in e.extra["path"]) + e.bias == pytest.approx(
             e.target_value, abs=1e-12
         )
         assert e.target_value == pytest.approx(explainer.tree_.value[e.extra["leaf"], e.target.index], abs=1e-15)
         assert e.target.label == e.extra["tree_class"]
-    assert len({e.extra["leaf"] for e in found}) > 3
+    assert len({e.extra["leaf"] for e in explanations}) > 3
     other = explainer.explain(subject, images[:3], target="7")
     for e in other:
         assert e.target.label == "7"
@@ -43,8 +43,8 @@ def test_contributions_along_the_path_add_up_exactly(fitted):
 
 
 def test_every_rule_holds_for_the_image(fitted):
-    _, _, _, found = fitted
-    for e in found:
+    _, _, _, explanations = fitted
+    for e in explanations:
         for step in e.extra["path"]:
             holds = step["code"] <= step["threshold"]
             assert step["direction"] == ("<=" if holds else ">")
@@ -53,11 +53,11 @@ def test_every_rule_holds_for_the_image(fitted):
 
 
 def test_alternatives_reach_their_leaf_when_the_codes_are_changed(fitted):
-    subject, explainer, images, found = fitted
+    subject, explainer, images, explanations = fitted
     backbone = explainer._backbone(subject)
     with torch.no_grad():
         codes = explainer.net_.codes(backbone.inputs(images)).to(torch.uint8).numpy()
-    for row, e in zip(codes, found, strict=True):
+    for row, e in zip(codes, explanations, strict=True):
         assert len(e.extra["alternatives"]) == 3
         costs = [a["steps"] for a in e.extra["alternatives"]]
         assert costs == sorted(costs)
@@ -71,31 +71,31 @@ def test_alternatives_reach_their_leaf_when_the_codes_are_changed(fitted):
 
 
 def test_heatmaps_lie_on_the_layers_grid_and_prototypes_in_their_leaf(fitted):
-    subject, explainer, _, found = fitted
+    subject, explainer, _, explanations = fitted
     grid = subject.layout(explainer.layer_).grid
-    maps = [c.heatmap for e in found for c in e.concepts]
+    maps = [c.heatmap for e in explanations for c in e.concepts]
     assert all(tuple(h.shape) == grid and torch.isfinite(h).all() and h.min() >= 0 for h in maps)
     assert sum(float(h.max()) > 0 for h in maps) > len(maps) / 2
     shots = explainer.gallery_.shots
     assert len(shots) == explainer.tree_.n_leaves
-    assert all(1 <= len(kept) <= 3 for kept in shots)
-    assert found[0].extra["prototypes"]
+    assert all(1 <= len(prototypes) <= 3 for prototypes in shots)
+    assert explanations[0].extra["prototypes"]
 
 
 def test_batch_equals_one_by_one(fitted):
-    subject, explainer, images, found = fitted
+    subject, explainer, images, explanations = fitted
     for i in (0, 5, 11):
         alone = explainer.explain(subject, images[i : i + 1])[0]
-        assert alone.extra["path"] == found[i].extra["path"]
+        assert alone.extra["path"] == explanations[i].extra["path"]
 
 
 def test_save_and_load_is_identity(fitted, tmp_path):
-    subject, explainer, images, found = fitted
+    subject, explainer, images, explanations = fitted
     digest = explainer.save(tmp_path / "a")
     assert explainer.save(tmp_path / "b") == digest
     back = Explainer.load(tmp_path / "a", subject)
     again = back.explain(subject, images)
-    assert [e.to_json() for e in again] == [e.to_json() for e in found]
+    assert [e.to_json() for e in again] == [e.to_json() for e in explanations]
     assert back.metrics == explainer.metrics
     document = json.loads((tmp_path / "a" / "tree.json").read_text())
     assert document["class_names"] == list(subject.class_names)
@@ -113,8 +113,8 @@ def test_another_model_is_refused(fitted):
 
 
 def test_a_leafs_pictures_are_called_by_the_leaf(fitted):
-    _, explainer, _, found = fitted
-    for explanation in found:
+    _, explainer, _, explanations = fitted
+    for explanation in explanations:
         e = explanation.extra
         label = explainer.gallery_label(e["gallery"])
         assert label == f"leaf {e['leaf']}: {e['tree_class']} {e['tree_probability']:.0%}"
@@ -188,9 +188,9 @@ def test_unlabelled_data_learn_the_models_predictions(fitted, tmp_path):
     batch = next(open_data("sklearn:digits").batches(subject, 300))
     images = batch.images.permute(0, 2, 3, 1).numpy()
     longer = {**OPTIONS, "epochs": 40, "stop_after_drops": 0}  # 240 images are few: after 8 epochs chance decides
-    found = auditor.fit("tree", subject, npz(tmp_path, images, np.full(300, -1)), **longer)
-    assert not any(name.startswith("accuracy") for name in found.metrics)
-    assert found.metrics["agreement_model"] > 0.6
+    explainer = auditor.fit("tree", subject, npz(tmp_path, images, np.full(300, -1)), **longer)
+    assert not any(name.startswith("accuracy") for name in explainer.metrics)
+    assert explainer.metrics["agreement_model"] > 0.6
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def test_unlabelled_data_learn_the_models_predictions(fitted, tmp_path):
 def test_other_forms_save_and_explain(fitted, extra, tmp_path):
     subject, _, images, _ = fitted
     data = open_data("sklearn:digits", limit=400)
-    found = auditor.fit("tree", subject, data, **{**OPTIONS, "epochs": 3, **extra})
-    found.save(tmp_path / "a")
+    explainer = auditor.fit("tree", subject, data, **{**OPTIONS, "epochs": 3, **extra})
+    explainer.save(tmp_path / "a")
     back = Explainer.load(tmp_path / "a", subject)
-    a, b = found.explain(subject, images[:4]), back.explain(subject, images[:4])
+    a, b = explainer.explain(subject, images[:4]), back.explain(subject, images[:4])
     assert [e.to_json() for e in a] == [e.to_json() for e in b]
     assert max(e.gap() for e in a) < 1e-9
 
@@ -210,7 +210,7 @@ def test_other_forms_save_and_explain(fitted, extra, tmp_path):
 def test_a_layer_without_positions_gets_heatmaps_by_gradients(fitted):
     subject, _, images, _ = fitted
     data = open_data("sklearn:digits", limit=400)
-    found = auditor.fit("tree", subject, data, layer="head.2", **{**OPTIONS, "epochs": 3})
-    heat = [c.heatmap for e in found.explain(subject, images[:3]) for c in e.concepts]
+    explainer = auditor.fit("tree", subject, data, layer="head.2", **{**OPTIONS, "epochs": 3})
+    heat = [c.heatmap for e in explainer.explain(subject, images[:3]) for c in e.concepts]
     assert all(tuple(h.shape) == (8, 8) for h in heat)
     assert any(float(h.max()) > 0 for h in heat)

@@ -79,12 +79,12 @@ def test_the_same_seed_gives_the_same_weights():
 @pytest.mark.parametrize(("p", "share"), [(0.0, 0.0), (1.0, 1.0)])
 def test_the_mask_at_its_ends(p, share):
     v = torch.randint(0, 16, (5, 7), generator=torch.Generator().manual_seed(0)).float()
-    found = _sparsity(v, Recipe(variant="l1", p=p), torch.Generator().manual_seed(0), 500)
-    assert float(found) == pytest.approx(share * float(v.sum(1).mean()))
+    sparse = _sparsity(v, Recipe(variant="l1", p=p), torch.Generator().manual_seed(0), 500)
+    assert float(sparse) == pytest.approx(share * float(v.sum(1).mean()))
     squared = _sparsity(v, Recipe(variant="l2", p=p), torch.Generator().manual_seed(0), 500)
     assert float(squared) == pytest.approx(share * float(v.square().sum(1).mean()))
     literal = _sparsity(v, Recipe(variant="l1", p=p, l1_norm="dataset"), torch.Generator().manual_seed(0), 500)
-    assert float(literal) == pytest.approx(float(found) * 5 / 500)
+    assert float(literal) == pytest.approx(float(sparse) * 5 / 500)
 
 
 def test_the_mask_is_bernoulli_p_and_fresh_each_time():
@@ -107,14 +107,14 @@ def test_early_stopping_keeps_the_last_epoch_before_the_second_drop(monkeypatch)
     scores = iter([0.5, 0.6, 0.55, 0.7, 0.65, 0.9, 0.9])
     monkeypatch.setattr(module, "_score", lambda *_: (next(scores), 0.0, 0.0, 0.0))
     net = fresh()
-    seen = []
+    calls = []
     for state in train(net, plain_backbone(), blobs(80, 1), blobs(20, 2), Recipe(epochs=9, min_epochs=0)):
-        seen.append((state.number, state.is_drop, copy.deepcopy(net.state_dict())))
-    assert [s[0] for s in seen] == [1, 2, 3, 4, 5]
-    assert [s[1] for s in seen] == [False, False, True, False, True]
-    kept = net.state_dict()
-    assert all(torch.equal(kept[name], seen[3][2][name]) for name in kept)
-    assert not all(torch.equal(kept[name], seen[4][2][name]) for name in kept)
+        calls.append((state.number, state.is_drop, copy.deepcopy(net.state_dict())))
+    assert [s[0] for s in calls] == [1, 2, 3, 4, 5]
+    assert [s[1] for s in calls] == [False, False, True, False, True]
+    restored = net.state_dict()
+    assert all(torch.equal(restored[name], calls[3][2][name]) for name in restored)
+    assert not all(torch.equal(restored[name], calls[4][2][name]) for name in restored)
 
 
 def test_sparsity_raises_the_share_of_zero_codes():

@@ -19,16 +19,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_the_drawing_shows_every_node_and_marks_the_path(fitted, tmp_path):
-    _, explainer, images, found = fitted
-    root = ET.fromstring(tree_svg(explainer, found[0]))
+    _, explainer, images, explanations = fitted
+    root = ET.fromstring(tree_svg(explainer, explanations[0]))
     groups = [g.get("class") for g in root.iter("{http://www.w3.org/2000/svg}g")]
     tree = explainer.tree_
     assert sum(c.startswith("leaf") for c in groups) == tree.n_leaves
     assert sum(c.startswith("node") for c in groups) == tree.n_nodes - tree.n_leaves
-    assert sum(c.endswith(" on") for c in groups) == len(found[0].extra["path"]) + 1
+    assert sum(c.endswith(" on") for c in groups) == len(explanations[0].extra["path"]) + 1
     assert len(list(root.iter("{http://www.w3.org/2000/svg}image"))) >= tree.n_leaves
-    page = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0]).read_text()
-    assert found[0].extra["path"][0]["rule"].replace(">", "&gt;").replace("<", "&lt;") in page
+    page = write_tree_page(explainer, tmp_path / "t.html", explanations[0], images[0]).read_text()
+    assert explanations[0].extra["path"][0]["rule"].replace(">", "&gt;").replace("<", "&lt;") in page
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")  # self-contained
     assert write_tree_page(explainer, tmp_path / "t.svg").read_text().startswith("<svg")
 
@@ -36,21 +36,23 @@ def test_the_drawing_shows_every_node_and_marks_the_path(fitted, tmp_path):
 def test_groups_lie_where_the_leaves_are_counted_from_left_to_right(fitted):
     _, explainer, _, _ = fitted
     ours = "{http://www.w3.org/2000/svg}"
-    found = []
+    results = []
 
     def walk(group, x, y):
         right, down = map(float, group.get("transform")[10:-1].split(","))
         x, y = x + right, y + down
         if group.get("class").startswith("leaf"):
-            found.append((x, y))
+            results.append((x, y))
         for below in group.findall(f"{ours}g"):
             for child in below.findall(f"{ours}g"):
                 walk(child, x, y)
 
     walk(ET.fromstring(tree_svg(explainer)).find(f"{ours}g"), 0.0, 0.0)
-    wanted = [(i + 0.5) * WIDTH for i in range(explainer.tree_.n_leaves)]
-    np.testing.assert_allclose([x for x, _ in found], wanted, atol=0.06 * explainer.tree_.depth)  # rounded per level
-    assert max(y for _, y in found) == TOP + explainer.tree_.depth * HEIGHT
+    expected = [(i + 0.5) * WIDTH for i in range(explainer.tree_.n_leaves)]
+    np.testing.assert_allclose(
+        [x for x, _ in results], expected, atol=0.06 * explainer.tree_.depth
+    )  # rounded per level
+    assert max(y for _, y in results) == TOP + explainer.tree_.depth * HEIGHT
 
 
 def test_the_page_of_concepts_is_the_tree_and_its_features_can_be_named(fitted, tmp_path):
@@ -84,9 +86,9 @@ def test_names_are_escaped_in_the_page(fitted):
 def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
     from tests.service.browser import chromium
 
-    _, explainer, images, found = fitted
-    path = write_tree_page(explainer, tmp_path / "t.html", found[0], images[0])
-    n_leaves, n_steps = explainer.tree_.n_leaves, len(found[0].extra["path"])
+    _, explainer, images, explanations = fitted
+    path = write_tree_page(explainer, tmp_path / "t.html", explanations[0], images[0])
+    n_leaves, n_steps = explainer.tree_.n_leaves, len(explanations[0].extra["path"])
     shown = "return [...document.querySelectorAll('svg .leaf')].filter(g => g.getBoundingClientRect().width).length"
     width = "return Number(document.querySelector('.scroll svg').getAttribute('width'))"
     with chromium() as browser:

@@ -147,16 +147,16 @@ def test_the_range_follows_batches_slowly_and_stands_still_in_evaluation(per_fea
         net.train()
         net.codes(first)
         torch.testing.assert_close(net.hi, tops[0])
-        own = net.codes(second)
+        codes = net.codes(second)
         torch.testing.assert_close(net.hi, 0.9 * tops[0] + 0.1 * tops[1])
-        assert float(own.max()) == 15  # a training batch is rounded by its own range
+        assert float(codes.max()) == 15  # a training batch is rounded by its own range
         before = net.hi.clone()
         net.eval()
         together = net.codes(second)
         alone = torch.cat([net.codes(row[None]) for row in second])
     assert torch.equal(net.hi, before)
     assert torch.equal(together, alone)
-    assert not torch.equal(together, own)
+    assert not torch.equal(together, codes)
 
 
 def test_gradients_pass_through_the_rounding():
@@ -169,10 +169,10 @@ def test_inputs_are_centred_and_share_one_spread():
     net = representation()
     z = torch.rand(50, 6, generator=torch.Generator().manual_seed(0)) * torch.arange(1.0, 7) + 5
     net.standardise(z)
-    seen = (z - net.shift) * net.scale
-    torch.testing.assert_close(seen.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
-    assert float(seen.square().mean()) == pytest.approx(1, rel=1e-5)
-    torch.testing.assert_close(seen.std(0) / seen.std(0)[0], z.std(0) / z.std(0)[0])  # proportions stay
+    scaled = (z - net.shift) * net.scale
+    torch.testing.assert_close(scaled.mean(0), torch.zeros(6), rtol=0, atol=1e-5)
+    assert float(scaled.square().mean()) == pytest.approx(1, rel=1e-5)
+    torch.testing.assert_close(scaled.std(0) / scaled.std(0)[0], z.std(0) / z.std(0)[0])  # proportions stay
     net.standardise(torch.full((50, 6), 3.0))
     assert net.scale.tolist() == [1.0] * 6  # constant inputs are not blown up
 
@@ -207,10 +207,10 @@ def test_a_copy_that_learns_starts_as_the_model_and_takes_weights_back():
         copied.module[0].weight.mul_(2)
     moved = copied.inputs(images)
     assert not torch.allclose(moved, frozen.inputs(images))
-    kept = copy.deepcopy(copied.state())
+    state = copy.deepcopy(copied.state())
     copied.load(first)
     torch.testing.assert_close(copied.inputs(images), frozen.inputs(images))
-    copied.load(kept)
+    copied.load(state)
     torch.testing.assert_close(copied.inputs(images), moved)
     assert not any(m._forward_hooks for m in copied.module.modules())
 

@@ -116,8 +116,8 @@ def test_a_map_is_read_position_by_position_and_pooled_by_its_maximum(cells, act
                     row = act(w[k] @ row + b[k, 0])
                 maps[:, y, x] = row
             for cell, (rows, columns) in enumerate(itertools.product(cells_of(5, side), cells_of(7, side))):
-                wanted = maps[:, rows.start : rows.stop, columns.start : columns.stop].amax((1, 2))
-                torch.testing.assert_close(E[k, i, :, cell], wanted, rtol=1e-4, atol=1e-5)
+                expected = maps[:, rows.start : rows.stop, columns.start : columns.stop].amax((1, 2))
+                torch.testing.assert_close(E[k, i, :, cell], expected, rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(
                 heads.encoder_of(k, "map")(Z)[i].flatten(1), E[k, i], rtol=1e-4, atol=1e-5
             )  # float32, another order

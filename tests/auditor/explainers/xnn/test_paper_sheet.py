@@ -65,8 +65,8 @@ def test_features_stand_from_the_largest_contribution_to_the_smallest(tmp_path):
     for i, row in enumerate(rows):
         grey = images[i].mean(0, keepdim=True)
         for column, k in enumerate(sorted(range(3), key=lambda k: -row[k]), start=2):
-            wanted = np.asarray(overlay(grey, spot(k), positive=row[k] >= 0, side=SIDE))
-            np.testing.assert_array_equal(tile(sheet, i, column), wanted)
+            expected = np.asarray(overlay(grey, spot(k), positive=row[k] >= 0, side=SIDE))
+            np.testing.assert_array_equal(tile(sheet, i, column), expected)
             red, blue = (int((255 - text_above(sheet, i, column)[..., c]).sum()) for c in (0, 2))
             assert (red < blue) == (row[k] >= 0)  # a red number takes away blue, a blue one red
     grey = images.mean(1, keepdim=True)

@@ -108,10 +108,10 @@ def test_a_layer_with_positions_is_refused(subject, digits):
 
 
 def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, digits):
-    asked = []
+    requests = []
 
     def halves(name, size):
-        asked.append((name, size))
+        requests.append((name, size))
         masks = torch.zeros(2, *size)
         masks[0, : size[0] // 2] = 1
         masks[1, size[0] // 2 :] = 1
@@ -130,6 +130,6 @@ def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, 
     assert row.method == "1-heatmap"
     assert 0 <= row.locality <= math.log(2) + 1e-6
     assert all(math.isnan(value) for value in (row.f_reg, row.f_cls, row.o1, row.o2, row.alive, row.pull_away))
-    assert [size for _, size in asked] == [(8, 8), (8, 8)]
-    assert len({name for name, _ in asked}) == 2
+    assert [size for _, size in requests] == [(8, 8), (8, 8)]
+    assert len({name for name, _ in requests}) == 2
     assert calls[-2:] == [("method 1-heatmap", 0, 1), ("done", 1, 1)]
