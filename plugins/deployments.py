@@ -94,7 +94,7 @@ def run_local(name: str, model_uri: str, flavor: str | None = None, config: dict
     except KeyboardInterrupt:
         return
     if code not in (0, 130):
-        raise OptionError(f"run-local {name}: auditor serve ended with {code}; its own message stands above.")
+        raise OptionError(f"run-local {name}: auditor serve ended with {code}; its own message is above.")
 
 
 class AuditorDeploymentClient(BaseDeploymentClient):

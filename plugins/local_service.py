@@ -184,7 +184,7 @@ class LocalServices:
                     f"(set start_timeout_s for longer); it said: {last_line(Path(service.log))}"
                 )
             time.sleep(0.2)
-        if process.poll() is not None:  # somebody else answers at this address
+        if process.poll() is not None:  # another process answers at this address
             raise ModelError(f"deployment {service.name}: the service ended at once: {last_line(Path(service.log))}")
 
     def _end(self, service: LocalService) -> None:

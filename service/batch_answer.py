@@ -1,6 +1,6 @@
 """Batch answer: answers a batch of requests of different callers, times its stages and counts them.
 
-What is said of an image comes from ``auditor.explainers.answer``; here are the clock, the metrics and the problems.
+The answer for an image comes from ``auditor.explainers.answer``; here are the clock, the metrics and the problems.
 """
 
 from __future__ import annotations

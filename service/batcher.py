@@ -1,6 +1,6 @@
 """Batcher: collects validated jobs of all callers and runs them together, in a thread, one batch at a time per queue.
 
-While a batch runs the next one fills, so batches grow with the load and nobody waits on an idle machine. Jobs that
+While a batch runs the next one fills, so batches grow with the load and no request waits on an idle machine. Jobs that
 search or iterate go to a queue of their own and do not hold up the others. A full queue refuses at once and says when
 to come back.
 """

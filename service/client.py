@@ -179,7 +179,7 @@ def explainers() -> Call[list[ExplainerAnswer]]:
 
 
 def model() -> Call[ModelInfo]:
-    """Tell which model is served: name, version, digest, classes, engine."""
+    """Return which model is served: name, version, digest, classes, engine."""
     return Call("GET", "/model", TypeAdapter(ModelInfo))
 
 

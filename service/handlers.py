@@ -75,11 +75,11 @@ class Routes:
         return _json(await self._several(request, version, jobs, started), body.renamed)
 
     async def explainers(self, request: Request) -> Response:
-        """Tell what is attached."""
+        """Return what is attached."""
         return _json((await self.worker.ready()).describe())
 
     async def model(self, request: Request) -> Response:
-        """Tell what is served."""
+        """Return what is served."""
         version = await self.worker.ready()
         subject = version.subject
         return _json(
@@ -117,7 +117,7 @@ class Routes:
         return _json({"models": [(await self.worker.ready()).name]})
 
     async def kserve_model(self, request: Request) -> Response:
-        """Tell whether the model is ready."""
+        """Return whether the model is ready."""
         version = await self._named(request)
         return _json({"name": version.name, "ready": True})
 

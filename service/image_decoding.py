@@ -47,7 +47,7 @@ def decode_pixels(
         raise Problem(413, "the image has far too many pixels; make it smaller.", code="too_many_pixels") from None
     except ShapeError as error:
         raise Problem(422, " ".join(str(error).split()), code="bad_image") from None
-    except (Exception, RecursionError) as error:  # decoders of broken files raise whatever they like
+    except (Exception, RecursionError) as error:  # decoders of broken files raise errors of any type
         log.debug("an image was refused: %s", type(error).__name__)
         raise Problem(
             400, "the image cannot be read; send a whole PNG, JPEG or other image file.", code="bad_image"

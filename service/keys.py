@@ -19,7 +19,7 @@ class Keys:
     """The keys of a file. Empty lines and lines that begin with ``#`` are skipped.
 
     Hashes are compared, all of them and in constant time, so neither the keys' length nor a common beginning shows.
-    While a file cannot be read its last keys stay valid; one without keys lets nobody in.
+    While a file cannot be read its last keys stay valid; one without keys accepts no request.
     """
 
     def __init__(self, path: Path) -> None:

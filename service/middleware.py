@@ -1,7 +1,7 @@
 """Middleware: what every request passes first: request id, API key, size, time, log line, and one shape of errors.
 
 Errors that BentoML, Starlette or uvicorn word in their own ways leave as ``{"error": {"code", "message",
-"request_id"}}``; what nobody caught becomes a 500 without a trace of the inside.
+"request_id"}}``; an exception that nothing caught becomes a 500 without internal details.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ PARAMETERS = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One address: who answers it, what goes in and comes out, what limits it, and what the documentation says."""
+    """One address: its handler, what goes in and comes out, what limits it, and what the documentation says."""
 
     method: str
     path: str
@@ -236,7 +236,7 @@ async def _to_page(request: Request) -> Response:
 
 
 class _Page(StaticFiles):
-    """The page's files; a strict policy lets it load nothing but its own and talk to nobody but us."""
+    """The page's files; a strict policy lets it load nothing but its own and connect to nothing but this server."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         answer = super().file_response(*args, **kwargs)

@@ -59,7 +59,7 @@ class Worker:
         self._watch = asyncio.get_running_loop().create_task(self._follow(), name="follow the registry")
 
     async def stop(self) -> None:
-        """Finish the running batches and let everything go."""
+        """Finish the running batches and release everything."""
         if self._watch is not None:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
@@ -139,36 +139,36 @@ class Worker:
             warm_up(fresh, self.settings)
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
-            self._tell_problem("MLflow cannot be reached", error)
+            self._log_problem("MLflow cannot be reached", error)
         except TamperError as error:
             VERIFICATION_FAILURES.inc()
             RELOADS.labels("refused").inc()
             self._refused_mark = mark if self.served is not None else ""  # with nothing to serve it is tried again
             self._failures += 1
-            self._tell_problem("the model failed verification and is not served", error)
+            self._log_problem("the model failed verification and is not served", error)
         except AuditError as error:
             self._failures += 1
             self._rest(mark)
             RELOADS.labels("failed").inc()
-            self._tell_problem("the model cannot be loaded", error)
-        except Exception as error:  # a full disk, an MLflow that breaks in new ways: never the end of a worker
+            self._log_problem("the model cannot be loaded", error)
+        except Exception as error:  # a full disk, an unexpected error of MLflow: a worker goes on
             self._failures += 1
             self._rest(mark)
             RELOADS.labels("failed").inc()
             log.exception("loading failed")
-            self._tell_problem("the model cannot be loaded", error)
+            self._log_problem("the model cannot be loaded", error)
         else:
             self._failures, self._failed_mark = 0, ""
             return fresh
         return None
 
     def _rest(self, mark: str) -> None:
-        """Leave what could not be loaded alone for a while: loading it anew at every look would cost those served."""
+        """Do not try again for a while to load what could not be loaded: every attempt slows requests down."""
         self._failures = 1 if mark != self._failed_mark else self._failures
         self._failed_mark = mark
         self._retry_at = time.monotonic() + min(MAX_RETRY_S, RETRY_S * 2**self._failures)
 
-    def _tell_problem(self, action: str, error: Exception) -> None:
+    def _log_problem(self, action: str, error: Exception) -> None:
         self.problem = action
         serving = self.served.label if self.served is not None else None
         retry = max(self._pause_s(), round(self._retry_at - time.monotonic(), 1))

@@ -132,7 +132,7 @@ def _at(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
 
 
 def uninformed(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
-    """Return noise: the map that knows nothing."""
+    """Return noise: an uninformative map."""
     return torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
 
 

@@ -9,7 +9,7 @@ probability  w_ij^+ a_j / sum_k w_ik^+ a_k,  so for any linear map  f
 lower bound after tanh or ELU, clipped at 0 (and noted) where there is no bound or a small one (GELU, SiLU, hardswish,
 linear bottlenecks). A mass has the neurons in front, ``(neurons, *shape of the node)``: one walk serves all of them.
 
-Where the page leaves a choice: a residual sum splits by the positive parts of its branches; a gate  x * sigmoid(g)
+Where the paper leaves a choice: a residual sum splits by the positive parts of its branches; a gate  x * sigmoid(g)
 and an attention matrix are weights, so the gated signal and the values get the mass; layer norm passes it through like
 batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass. Clipping
 small negative activations costs mass where a parent has few children (depthwise convolutions after SiLU or hardswish);

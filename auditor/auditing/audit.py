@@ -133,7 +133,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, content: bytes | str | Mapping[str, Any], where: str = "the audit") -> Audit:
-        """Take back an audit; bytes or text must be sealed as written, any edit is an error."""
+        """Restore an audit; bytes or text must be sealed as written, any edit is an error."""
         if isinstance(content, Mapping):
             document = dict(content)
         else:

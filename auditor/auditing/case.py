@@ -78,7 +78,7 @@ class Case:
 
     @cached_property
     def sample(self) -> AuditImages:
-        """Return the images this explainer is judged on: those of classes it can speak of."""
+        """Return the images this explainer is judged on: those of classes it can explain."""
         if self.explainer.config.target is not None:
             return self.chosen.first(self.effort.images)
         rows = [i for i, k in enumerate(self.chosen.logits.argmax(1).tolist()) if self.explainer.can_explain(k)]
@@ -135,7 +135,7 @@ def strengths(explanations: Sequence[Explanation], width: int | None = None) -> 
 def relevance(explanation: Explanation, size: tuple[int, int]) -> Tensor | None:
     """Return one map (height, width) of an explanation: heatmaps of unit mass, weighted by their contributions.
 
-    A kind that says how relevant every place is (``extra["relevance"]``) is taken at its word.
+    A kind that says how relevant every place is (``extra["relevance"]``) is trusted to say so.
     """
     relevance_map = explanation.extra.get("relevance")
     if relevance_map is not None:

@@ -1,4 +1,4 @@
-"""Whether the data of an audit can be trusted: labels the model contradicts, pictures that a fit knows already.
+"""Whether the data of an audit can be trusted: labels that the model contradicts, images that a fit has already used.
 
 ``data_quality`` gives what the audit's JSON says under ``data``: ``suspicious_labels`` and ``near_duplicates``.
 """
@@ -36,7 +36,7 @@ def _suspicious(subject: Subject, model_answers: Answers) -> dict[str, Any]:
         return {"images": 0, "of": 0, "worst": []}
     single = model_answers.logits.shape[1] == 1
     p = both_sides(subject.probabilities(model_answers.logits))
-    p = p.flip(1) if single else p  # one logit speaks for class 1, which stands first there
+    p = p.flip(1) if single else p  # one logit is that of class 1, which comes first there
     names = subject.class_names if not single else ("0", "1")
     suspicions = suspicious_labels(p, model_answers.labels)
     return {
@@ -55,7 +55,7 @@ def _suspicious(subject: Subject, model_answers: Answers) -> dict[str, Any]:
 
 
 def _duplicates(subject: Subject, model_answers: Answers, explainer: Explainer, held: HeldOut) -> dict[str, Any]:
-    """Return how many held-out images an explainer knows from its fit, nearly pixel by pixel."""
+    """Return how many held-out images nearly equal an image of an explainer's fit."""
     fitted = explainer.fingerprints_
     rows = held.rows.nonzero()[:, 0]
     if fitted is None or not len(model_answers.fingerprints) or not len(rows):

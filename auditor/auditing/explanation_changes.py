@@ -15,7 +15,7 @@ from auditor.metrics.concept_matching import match_columns
 from auditor.metrics.measure import Measure, of_items, of_value, skipped
 from auditor.network.shuffled_twin import shuffled, stages
 
-UNCHANGED = 0.9  # explanations that correlate more than this with those of a destroyed model do not speak of it
+UNCHANGED = 0.9  # explanations that correlate more than this with those of a destroyed model do not depend on it
 
 
 def noise(case: Case) -> dict[str, Measure]:
@@ -112,7 +112,7 @@ def _activations(explanations: Sequence[Explanation]) -> Tensor:
 
 
 def _without_nan(values: Tensor, direction: Any, null: float | None, seed: int) -> Measure:
-    """Return the mean over images where the correlation exists; that others were left out is said."""
+    """Return the mean over images where the correlation exists, with a note of how many were left out."""
     defined = values[~values.isnan()]
     if not len(defined):
         return skipped("no image has an explanation with more than one concept", direction)

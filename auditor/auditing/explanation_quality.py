@@ -117,7 +117,7 @@ def _is_surrogate(explanations: Sequence[Explanation]) -> bool:
 
 
 def _chance(logits: Tensor) -> float:
-    """Return how often the class said most often would agree."""
+    """Return how often always answering the most frequent class would agree."""
     predicted = two_sided(logits).argmax(1)
     return float(predicted.bincount().max() / len(predicted))
 

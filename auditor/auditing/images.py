@@ -155,7 +155,7 @@ def held_out(explainer: Explainer, data: Data, n: int) -> HeldOut:
         return HeldOut(torch.ones(n, dtype=torch.bool), "other data")
     if explainer.fitted_images is not None:
         return HeldOut(explainer.fitted_images.held_out(n), "record")
-    every = getattr(explainer.config, "held_out_every", None) or 1  # a kind without one is taken at its word
+    every = getattr(explainer.config, "held_out_every", None) or 1  # a kind without one is trusted
     return HeldOut(torch.arange(n) % every == every - 1, "guess")
 
 

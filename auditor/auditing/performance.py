@@ -61,7 +61,7 @@ def right_and_loss(subject: Subject, logits: Tensor, labels: Tensor) -> tuple[Te
     The prediction is the most probable class; of a multi-label model the labelled class must be more likely than not.
     """
     p = both_sides(subject.probabilities(logits))
-    truth = labels if logits.shape[1] > 1 else 1 - labels  # one logit speaks for class 1, which stands first there
+    truth = labels if logits.shape[1] > 1 else 1 - labels  # one logit is that of class 1, which comes first there
     of_label = p.gather(1, truth[:, None])[:, 0]
     right = of_label >= 0.5 if subject.output.name == "multilabel" else p.argmax(1) == truth
     return right.double(), -of_label.clamp_min(torch.finfo(p.dtype).tiny).log()

@@ -38,7 +38,7 @@ def pictures(
                 _example(subject, sample, i, e)
                 for i, e in enumerate(explain(explainer, subject, sample.images, None, effort))
             ]
-        except AuditError:  # an explainer that cannot speak of these images shows none
+        except AuditError:  # an explainer that cannot explain these images shows none
             examples = []
         shown[name] = {"concepts": _concepts(subject, explainer), "examples": examples}
     return shown

@@ -23,7 +23,7 @@ OUTPUTS = ("logits", "softmax", "log-softmax", "sigmoid", "multilabel")  # as au
 @click.option(
     "--output",
     type=click.Choice(OUTPUTS),
-    help="What the model puts out. Without it one pass shows a softmax, log-softmax or sigmoid at the model's end, "
+    help="What the model puts out. Without it a pass detects a softmax, log-softmax or sigmoid at the model's end, "
     "which is left out to have its logits; multilabel: several labels may be true of one image.",
 )
 @PICKLE
@@ -40,7 +40,7 @@ def describe(
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
-    """Record class names, input size, mean, std and the meaning of outputs with a version, so that nobody repeats them.
+    """Record class names, input size, mean, std and the meaning of outputs with a version, once for all its users.
 
     A model with one logit takes two class names: the second by the logit, the first by its negative.
     """

@@ -116,7 +116,7 @@ def _show(explainer: Any, headline: str, sample_words: str | None, exported: boo
 
 
 def _say_shortcomings(explainer: Any, attach_anyway: bool, dry_run: bool) -> None:
-    """Stop where it does not stand in for the model; with --attach-anyway or --dry-run it is only said."""
+    """Stop where it does not stand in for the model; with --attach-anyway or --dry-run it is only a warning."""
     from auditor.commands.terminal import note
 
     if not (attach_anyway or dry_run):

@@ -29,7 +29,7 @@ class LabelMatching:
 
     classes: tuple[int, ...]
     by: Literal["name", "table", "order", "nothing"]
-    unmatched: tuple[str, ...] = ()  # labels for which nobody said that they are no class
+    unmatched: tuple[str, ...] = ()  # labels that no table marks as no class
 
 
 LabelTable = Mapping[str, str]  # label of the data -> class by name or number; "" or "-": no class
@@ -56,7 +56,7 @@ def match_labels(labels: Sequence[str], classes: Sequence[str], table: LabelTabl
 
 
 def has_no_names(classes: Sequence[str]) -> bool:
-    """Whether the classes are called by their numbers only, as they are when nobody named them.
+    """Whether the classes are called by their numbers only, as they are when no names were given.
 
     >>> has_no_names(["0", "1"]), has_no_names(["1", "0"])
     (True, False)
@@ -166,7 +166,7 @@ COMPARED: tuple[Callable[[str], str], ...] = (str, _plain, _without_number, _fir
 
 
 def _two_sides(labels: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """Return the two classes of a single logit: it speaks for label 1, so the label of its name is the second."""
+    """Return the two classes of a single logit: it is that of label 1, so the label of its name is the second."""
     if len(labels) == 2 and _by_name(labels, classes).count(0) == 1:
         here = _by_name(labels, classes).index(0)
         return [labels[1 - here], labels[here]]

@@ -1,4 +1,4 @@
-"""Sampling: a choice of images that is spread over the classes, follows from a seed, and can be said in words."""
+"""Sampling: a choice of images that is spread over the classes, follows from a seed, and can be described in words."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ OnStage: TypeAlias = Callable[[str, str, Sequence[int]], object]
 
 
 def no_stage(stage: str, kind: str, rows: Sequence[int]) -> None:
-    """Take no notice of a stage's end."""
+    """Ignore the end of a stage."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def class_of(subject: Subject, target: int | str) -> int:
 
 @dataclass(frozen=True)
 class Answer:
-    """What is said of one image. ``to_json`` draws the heatmaps and gives what REST and ``--json`` give."""
+    """The answer for one image. ``to_json`` draws the heatmaps and gives what REST and ``--json`` give."""
 
     subject: Subject
     question: Question
@@ -208,7 +208,7 @@ def answer_images(subject: Subject, attached: Mapping[str, Explainer], images: A
 
 
 def raised(result: Answer | Exception) -> Answer:
-    """Return an answer; raise what stands in its place."""
+    """Return an answer; raise the error where there is one instead."""
     if isinstance(result, Exception):
         raise result
     return result

@@ -222,7 +222,7 @@ class Explainer(ABC):
 
     @abstractmethod
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
-        """Take back what ``tensors``, ``state`` and ``files`` gave."""
+        """Restore from what ``tensors``, ``state`` and ``files`` gave."""
 
     # its concepts
 

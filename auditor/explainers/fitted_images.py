@@ -93,7 +93,7 @@ class FittedImages:
     def among(self, drawn: Tensor) -> FittedImages:
         """Return the record of all rows when these are the rows that the mask ``drawn`` selects, in order.
 
-        Where some of the rows drawn could not be read, nobody knows which: then all rows drawn count as learned from.
+        Where some of the rows drawn could not be read, it is unknown which: then all rows drawn count as learned from.
 
         >>> FittedImages.each(2, 2).among(torch.tensor([False, True, False, True])).learn.tolist()
         [False, True, False, False]
@@ -142,7 +142,7 @@ class FittedImages:
 
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedImages:
-        """Take back what ``tensors`` and ``to_json`` gave; bits that do not fit the counts are an error."""
+        """Restore what ``tensors`` and ``to_json`` gave; bits that do not fit the counts are an error."""
         try:
             n = int(about["rows"])
             bits = {role: tensors[PREFIX + role].numpy() for role in ROLES}

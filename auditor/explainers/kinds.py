@@ -74,7 +74,7 @@ def find_kind(name: str, provider: Any = None) -> Kind:
     'auditor.explainers.nmf.explainer:NmfExplainer'
     """
     name, added = str(name), _added()
-    if name in added:  # a package that adds one of our names is refused here too: nobody shall wonder which code ran
+    if name in added:  # a package that adds one of our names is refused here too: it must be clear which code runs
         return _checked(name, added[name])
     if name in BUILT_IN:
         return _built_in(name)

@@ -58,7 +58,7 @@ class Measure:
 
     @classmethod
     def from_json(cls, entry: dict[str, Any]) -> Measure:
-        """Take back what ``to_json`` gave, also after a trip through JSON, where NaN is null."""
+        """Restore what ``to_json`` gave, also after a trip through JSON, where NaN is null."""
         fields = {k: entry[k] for k in ("low", "high", "n", "null", "direction", "status", "reason")}
         value = math.nan if entry["value"] is None else float(entry["value"])
         per_image = tuple(math.nan if v is None else float(v) for v in entry.get("per_image", ()))

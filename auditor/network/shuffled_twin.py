@@ -1,6 +1,6 @@
 """Randomised twins of a model: the same network with the weights of its upper layers shuffled, from the top down.
 
-An explanation that stays the same when the model's weights are destroyed does not speak of the model [SanityChecks].
+An explanation that stays the same when the model's weights are destroyed does not describe the model [SanityChecks].
 Shuffling keeps every tensor's values and scale, so that activations stay in range.
 """
 
@@ -29,7 +29,7 @@ def weighted_layers(subject: Subject) -> list[str]:
 def shuffled(subject: Subject, layers: list[str], seed: int) -> Iterator[Subject]:
     """Shuffle the weights of the named layers in place, yield the subject's twin, and put everything back.
 
-    An exported graph cannot be copied, so the module itself is changed for the time being; nobody else gets at it. The
+    An exported graph cannot be copied, so the module itself is changed for the time being; nothing else uses it. The
     twin carries the original's digest, so that explainers fitted to the original agree to explain it.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -22,7 +22,7 @@ Swapped = Mapping[int, Tensor]  # new values by the address of the old ones
 
 @contextmanager
 def untrained(subject: Subject, seed: int = 0) -> Iterator[Swapped]:
-    """Give the subject's module random weights for a while; nobody else runs it meanwhile, and its own come back.
+    """Give the subject's module random weights for a while; its own weights are restored at the end.
 
     The module is not copied: one that came out of a pt2 file cannot be.
     """

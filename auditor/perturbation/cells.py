@@ -1,4 +1,4 @@
-"""How an image of C x H x W components is cut into the cells a relevance map speaks of.
+"""How an image of C x H x W components is cut into the cells of a relevance map.
 
 One cell per component, per pixel (all channels together), per field of a coarser grid, or per superpixel. A mask over
 m cells is expanded to the image, and a gradient on the image is gathered back onto the cells: the two are adjoint.

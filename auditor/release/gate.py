@@ -41,7 +41,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """The verdict with all its checks, and of what it speaks."""
+    """The verdict with all its checks, and what it is about."""
 
     checks: tuple[Check, ...]
     model: str = ""
@@ -79,7 +79,7 @@ def judge(
     _refuse_unknown(audit, policy, drift or {})
     if baseline is None and policy.needs_baseline:
         name = next(n for n, limit in policy.limits.items() if limit.needs_baseline or n.startswith("drift/"))
-        raise OptionError(f"policy {policy.name}: {name} speaks of a baseline; name one with --baseline MODEL.")
+        raise OptionError(f"policy {policy.name}: {name} refers to a baseline; name one with --baseline MODEL.")
     if baseline is not None:
         check_same_task(audit, baseline)
     metrics = {**audit.metrics, **(drift or {})}
@@ -104,7 +104,7 @@ def label_of(audit: Audit) -> str:
 
 
 def check_same_task(a: Audit, b: Audit) -> None:
-    """Raise one sentence when two audits do not speak of the same task or the same data."""
+    """Raise one sentence when two audits are not about the same task or the same data."""
     for key, what in (("input_shape", "image sizes"), ("classes", "class lists")):
         if a.model[key] != b.model[key]:
             raise OptionError(

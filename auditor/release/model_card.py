@@ -1,4 +1,4 @@
-"""Model card: what regulation asks to be written down of a model; what nobody gave is said to be missing.
+"""Model card: what regulation asks to be written down of a model; what nobody gave is listed as missing.
 
 Fields follow what technical documentation of the EU AI Act (annex IV) and model cards have in common: intended use,
 data, performance, limits, oversight, versions, digests. People give theirs in a ``card.toml``.

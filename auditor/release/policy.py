@@ -65,7 +65,7 @@ class Limit(BaseModel):
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether a limit speaks of a baseline."""
+        """Whether a limit refers to a baseline."""
         return any(getattr(self, name) is not None for name in RELATIVE)
 
 
@@ -89,12 +89,12 @@ class Policy:
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether any limit speaks of a baseline or of drift."""
+        """Whether any limit refers to a baseline or to drift."""
         return any(limit.needs_baseline for limit in self.limits.values()) or self.needs_drift
 
     @property
     def needs_drift(self) -> bool:
-        """Whether any limit speaks of drift."""
+        """Whether any limit refers to drift."""
         return any(name.startswith("drift/") for name in self.limits)
 
 

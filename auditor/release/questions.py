@@ -131,7 +131,7 @@ def _reliance(about: Mapping[str, Any] | None) -> tuple[tuple[Finding, ...], str
         return tuple(sentences), _classes(by_verdict["found"], "hangs on one thing", "hang on one thing each")
     if by_verdict["look"]:
         return tuple(sentences), _classes(by_verdict["look"], "may hang on one thing", "may hang on one thing each")
-    return tuple(sentences), "Nothing was found that speaks against it"
+    return tuple(sentences), "Nothing was found against it"
 
 
 def _not_measured_findings(about: Mapping[str, Any], skipped: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -110,7 +110,7 @@ class Finding:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Finding:
-        """Take back what ``to_json`` gave."""
+        """Restore what ``to_json`` gave."""
         boxes = entry.get("boxes")
         return cls(
             int(entry["label"]),

@@ -65,7 +65,7 @@ class Boxes:
 
     @classmethod
     def from_json(cls, rows: Sequence[Sequence[float]]) -> Boxes:
-        """Take back what ``to_json`` gave."""
+        """Restore what ``to_json`` gave."""
         table = torch.tensor([list(row) for row in rows], dtype=torch.float64).reshape(-1, 5)
         top, left, height, width = (table[:, k].long() for k in range(4))
         return cls(top, left, height, width, table[:, 4].float())

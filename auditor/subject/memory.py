@@ -2,8 +2,8 @@
 
 glibc gives every large buffer back when it is freed, and each layer of the next batch faults its pages in again: for
 batches of photos that is half of the time (tests/benchmarks/bench_page_faults.py). With memory kept a process is as
-large as its largest moment was, and the kernel is asked no more. Whoever wants pages back (a server that has swapped
-its model) calls ``malloc_trim``.
+large as its largest moment was, and page faults end. ``malloc_trim`` gives pages back, as a server does that has
+swapped its model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Outputs: what a model's last operation makes of its logits, how that is undone, and how logits become probabilities.
 
-Everything in this package speaks of logits. A model that ends in softmax, log-softmax or sigmoid is run without that
+Everything in this package works with logits. A model that ends in softmax, log-softmax or sigmoid is run without that
 last operation where one pass shows it as a call of its own (of a module, a function, or a node of an exported graph);
 where it is hidden, the outputs are turned back by numbers:  log p  for softmax,  log p - log(1 - p)  for sigmoid.
 

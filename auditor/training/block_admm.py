@@ -346,7 +346,7 @@ class _StepRule:
         self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
 
     def descend(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float, batch: int) -> Tensor:
-        """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - wanted|^2.
+        """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - goal|^2.
 
         ``gap`` is Z_t - near_t at the start, ``goal`` that of the variable above after its steps.
         """

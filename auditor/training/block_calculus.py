@@ -4,7 +4,7 @@ Any module answers by autograd. A linear map with or without a ReLU, the case of
 the formula, which is several times faster and gives its curvature W'W exactly.
 
 Twenty blocks below the loss a variable moves by a billionth of its size, and f(z + m) - f(z) in single precision is
-rounding alone: Adam would follow it. `Around` therefore speaks of moves: the affine one computes what a move changes
+rounding alone: Adam would follow it. `Around` therefore works with moves: the affine one computes what a move changes
 without ever subtracting two outputs.
 """
 
@@ -60,7 +60,7 @@ class Around:
         return self.calculus.out(self.z + move) - self.out
 
     def pull(self, move: Tensor | None, goal: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the change and the gradient in m of 1/2 |f(z + m) - f(z) - wanted|^2; no move is a move of zero."""
+        """Return the change and the gradient in m of 1/2 |f(z + m) - f(z) - goal|^2; no move is a move of zero."""
         out, grad = self.calculus.pull(self.z if move is None else self.z + move, self.out + goal)
         return out - self.out, grad
 

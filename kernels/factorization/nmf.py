@@ -58,7 +58,7 @@ class State:
     W: Tensor
     S: Tensor
     objective: float
-    B: Tensor  # W^T X, the costly product; whoever needs it again takes it from here
+    B: Tensor  # W^T X, the costly product, stored to be used again
 
 
 def _checked(X: Tensor, rank: int, signed: bool) -> Energy:

@@ -90,7 +90,7 @@ def statistics(X: Tensor, W: Tensor, basis: Basis | None = None) -> Statistics:
 
 
 def basis_step(W: Tensor, sums: Statistics, *, signed: bool = False) -> Tensor:
-    """Return the basis after coordinate passes on the reduced statistics; a component nobody used stays as it is.
+    """Return the basis after coordinate passes on the reduced statistics; an unused component stays as it is.
 
     With ``signed`` W is free and the least-squares basis of the statistics.
     """

@@ -1,6 +1,6 @@
 """Numerics on networks: operator norms, Jacobian norms, linear CKA, ablation losses, reconstruction losses.
 
-Knows weights, activations and plain functions of tensors; what a model or a layer is, others know.
+Knows weights, activations and plain functions of tensors; models and layers are not known here.
 
 May use: nothing.
 """

@@ -36,7 +36,7 @@ def compare(left: Mapping[str, Measure], right: Mapping[str, Measure]) -> list[R
     """Return every metric of either side, those that got worse first.
 
     A difference counts as better or worse only where a direction is known and both sides have a 95% interval, and these
-    do not overlap; it is ``unsure`` where they do and ``changed`` where nobody can say. What is missing on a side
+    do not overlap; it is ``unsure`` where they do and ``changed`` where it is undecided. What is missing on a side
     is never called better.
 
     >>> a, b = Measure(0.5, 0.4, 0.6, direction="up"), Measure(0.8, 0.7, 0.9, direction="up")

@@ -1,6 +1,6 @@
-"""REST store: what the Audits page reads, asked of the server's own REST interface inside the same process.
+"""REST store: what the Audits page reads, requested from the server's own REST interface inside the same process.
 
-Every question goes through MLflow's Flask application with the caller's own headers, so the page shows exactly what the
+Every request goes through MLflow's Flask application with the caller's own headers, so the page shows exactly what the
 caller may read through MLflow itself: workspaces, authentication and permissions are MLflow's, not ours.
 """
 
@@ -22,7 +22,7 @@ LARGEST_TEXT = 64 << 20  # bytes of a report or a manifest; tensors are hashed a
 
 
 class Refused(AuditError):
-    """MLflow's own answer to a question it would not grant: its status, one sentence, and headers to pass on."""
+    """MLflow's refusal of a request: its status, one sentence, and headers to pass on."""
 
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)

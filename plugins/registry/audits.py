@@ -172,7 +172,7 @@ def run_gate(
     progress: Progress | None = None,
     command: str = "",
 ) -> Gate:
-    """Hold a version against a policy, on a stored audit when it speaks of what is there now, else on a new one.
+    """Hold a version against a policy, on the stored audit unless it is stale, else on a new one.
 
     ``promote`` moves the alias to the version, only when the gate passes. URIs are resolved once, at the beginning: the
     version that is promoted is the one that was judged, wherever an alias points by then.
@@ -247,7 +247,7 @@ def _fitting(
     with_reliance: bool = False,
     **options: Any,
 ) -> Audit:
-    """Return an audit that speaks of what is there now: the one given, the stored one, or a new one."""
+    """Return an audit that is not stale: the one given, the stored one, or a new one."""
     explainers, broken = attached_explainers(version, subject)
     attached: dict[str, str | None] = {name: e.digest_ for name, e in explainers.items()} | dict.fromkeys(broken)
     if supplied is not None:

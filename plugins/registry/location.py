@@ -67,7 +67,7 @@ def resolve(uri: str | ModelVersion, *, registered: bool = False) -> ModelVersio
     """Return the model version behind a URI; with ``registered`` only a version of a registered model will do.
 
     A command or request resolves its URI once and hands the version on: it stands for itself, with the tags it had, so
-    an alias that moves meanwhile changes nothing under way. Whoever writes what depends on the tags of now resolves
+    an alias that moves meanwhile changes nothing under way. To write what depends on the current tags, resolve
     ``version.label``, which names the version and not the alias.
     """
     if isinstance(uri, ModelVersion):

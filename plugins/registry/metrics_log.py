@@ -24,7 +24,7 @@ def logged_metrics(
 ) -> Iterator[None]:
     """Log finite metrics by their full names, then commit inside the block what they are about.
 
-    When the block fails, the run goes too: no run speaks of what was never committed. Metrics that MLflow refuses are
+    When the block fails, the run goes too: no run describes what was never committed. Metrics that MLflow refuses are
     a warning, since what took an hour to fit is committed all the same.
     """
     from mlflow import MlflowClient

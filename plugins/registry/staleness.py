@@ -46,7 +46,7 @@ def explainer_changes(
 ) -> ExplainerChanges:
     """Compare the digests of explainers at the time of an audit with those of now; None is one that did not verify.
 
-    Where the digests of now are only read off the tags (``verified=False``), nobody knows whether one that did not
+    Where the digests of now are only read off the tags (``verified=False``), it is unknown whether one that did not
     verify then does so now, so it is not called replaced.
     """
     common = [name for name in then if name in now and (verified or then[name] is not None)]

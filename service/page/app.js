@@ -187,7 +187,7 @@ function render() {
   state.refresh();
 }
 
-/** Rebuild a panel; whoever works it by keyboard stays where they were. */
+/** Rebuild a panel; the keyboard focus stays where it was. */
 function keepFocus(panel, rebuild) {
   const all = () => [...panel.querySelectorAll("button, input, select, summary, [tabindex]")];
   const at = all().indexOf(document.activeElement);

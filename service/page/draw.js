@@ -1,4 +1,4 @@
-// Images with heat on them, on canvases: red where a concept speaks for the class, blue where it speaks against.
+// Images with heat on them, on canvases: red where a concept counts for the class, blue where it counts against.
 
 export const RED = [214, 39, 40];
 export const BLUE = [31, 90, 200];

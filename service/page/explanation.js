@@ -91,7 +91,7 @@ function table(entry, explanation, view) {
       ? h("span", { class: "ok" }, `✓ equals the ${explanation.target_value_of ?? "logit"} of “${explanation.target.label}”, ${signed(explanation.target_value)}`)
       : h("span", { class: "bad" }, `✗ differs from ${signed(explanation.target_value)}`)),
     h("td", { class: "number" }, signed(total(explanation))))) : null;
-  const caption = gives ? `What speaks for (red, +) and against (blue, −) “${explanation.target.label}”` : `Relevance for “${explanation.target.label}”; this kind gives no signed contributions`;
+  const caption = gives ? `What counts for (red, +) and against (blue, −) “${explanation.target.label}”` : `Relevance for “${explanation.target.label}”; this kind gives no signed contributions`;
   return { element: h("table", { class: "contributions" }, h("caption", {}, caption),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "heat"), h("th", { scope: "col" }, "concept"), h("th", { scope: "col" }, h("span", { class: "ends" }, h("span", {}, "−", h("span", { class: "word" }, " against")), h("span", {}, h("span", { class: "word" }, "for "), "+"))), h("th", { scope: "col" }, gives ? "contribution" : "relevance"))),
     h("tbody", {}, rows), foot), redraw };

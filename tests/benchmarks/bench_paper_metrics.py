@@ -4,7 +4,7 @@
 
 Architectures A = 2x1000, B = 3x500, C = 4x300 (the paper's text numbers them the other way round from its tables), with
 the paper's initialisation N(0, 0.1^2), trained by Adam on MNIST and Fashion-MNIST without (a) and with (b) the l1 term
-of 1e-5. Then says which published numbers cannot be told from those of a network that was never trained.
+of 1e-5. Then says which published numbers cannot be distinguished from those of a network that was never trained.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def report(name: str, kind: str, arch: str, net: nn.Module, x: Tensor, y: Tensor
 
 def verdicts() -> None:
     """Which published numbers are those of the null model."""
-    print("\nPublished numbers that cannot be told from their null model:")
+    print("\nPublished numbers that cannot be distinguished from their null model:")
     for what, tables in (("mean |w|", PUBLISHED_MEAN), ("faithfulness", PUBLISHED_FAITHFULNESS)):
         same, all_of_them = [], 0
         for (name, kind), archs in tables.items():

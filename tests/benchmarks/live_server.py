@@ -433,7 +433,7 @@ async def bombard(
 ) -> Load:
     """Send requests over ``concurrency`` connections, each the next as soon as its answer is there.
 
-    Whoever holds ``left`` may end it from another thread: ``left[0] = 0``.
+    Another thread that holds ``left`` may end it: ``left[0] = 0``.
     """
     load, left = Load(), [n] if left is None else left
     began = time.perf_counter()

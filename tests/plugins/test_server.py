@@ -205,7 +205,7 @@ def test_the_report_is_served_in_a_sandbox_without_scripts(page, shown):
     assert page.get("/auditor/report?name=shown&version=3").status_code == 404
 
 
-def test_tampered_reports_audits_and_explainers_are_told_and_never_shown(page, shown, concepts, app, tmp_path):
+def test_tampered_reports_audits_and_explainers_are_named_and_never_shown(page, shown, concepts, app, tmp_path):
     client = mlflow.MlflowClient()
     version = client.create_model_version("shown", f"models:/{resolve('models:/digits/1').model_id}").version
     uri = f"models:/shown/{version}"

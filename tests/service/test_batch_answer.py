@@ -14,7 +14,7 @@ def job(version, x, options, names, target, strict):
     return Job(version, Question(x, options, names, target, strict))
 
 
-def test_a_class_without_a_head_is_told_and_refused_only_when_asked_for(registry, served, images):
+def test_a_class_without_a_head_is_reported_and_refused_only_when_requested(registry, served, images):
     loaded = load_version(Settings(model=served, engine="torch"))
     loaded.explainers["heads"].classes_ = [0]
     answer, refused = answer_batch(

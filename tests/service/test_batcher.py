@@ -92,7 +92,7 @@ def test_one_problem_stays_one_problem():
     asyncio.run(story())
 
 
-def test_work_that_breaks_is_told_and_the_queue_lives_on():
+def test_work_that_fails_is_reported_and_the_queue_goes_on():
     async def story():
         calls = []
 

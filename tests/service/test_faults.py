@@ -103,7 +103,7 @@ def all_at(server: ls.Live, version: str, n: int = 20) -> bool:
     return all(version_of(server) == version for _ in range(n))
 
 
-def test_a_client_that_stalls_its_upload_is_told_and_holds_up_nobody(live):
+def test_a_client_that_stalls_its_upload_gets_408_and_delays_no_other(live):
     stalled = []
     for _ in range(50):
         line = socket.create_connection(("127.0.0.1", live.port))
@@ -182,7 +182,7 @@ def test_small_files_of_many_pixels_stall_nobody(live):
     assert version_of(live) == "1"
 
 
-def test_refused_callers_are_told_when_to_return(versions):
+def test_refused_callers_get_the_time_to_retry(versions):
     folder, store = versions
     with ls.serve("models:/digits/1", store, folder / "narrow", queue=1, max_batch=1, log_requests="false") as server:
         request = ls.multipart(server.port, "/explain", ls.digit_files()[1], FIELDS)

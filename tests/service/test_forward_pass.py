@@ -122,7 +122,7 @@ def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, c
     assert renamed.explainers["heads"].digest_ != loaded.explainers["heads"].digest_
     assert heads.heads_.digest in renamed.forward.keys
 
-    # a graph that lacks a layer: auto tells and takes torch, onnx refuses and serves on what it has
+    # a graph that lacks a layer: auto logs it and takes torch, onnx refuses and serves on what it has
     other = next(layer for layer in subject.layers() if layer.name not in concepts.layers() + heads.layers()).name
     worker = Worker(Settings(model=uri, engine="onnx"))
     worker.served = renamed

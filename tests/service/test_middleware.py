@@ -57,7 +57,7 @@ def test_a_stalled_upload_ends():
     assert body["error"]["code"] == "upload_timeout"
 
 
-def test_foreign_errors_are_told_in_our_shape():
+def test_foreign_errors_are_given_in_our_shape():
     async def foreign(scope, receive, send):
         await send({"type": "http.response.start", "status": 405, "headers": [(b"allow", b"GET")]})
         await send({"type": "http.response.body", "body": b"<html>Method Not Allowed</html>"})
@@ -69,7 +69,7 @@ def test_foreign_errors_are_told_in_our_shape():
     assert body["error"]["request_id"] == head["x-request-id"]
 
 
-def test_what_nobody_caught_is_a_500_without_its_inside():
+def test_an_uncaught_exception_is_a_500_without_internal_details():
     async def broken(scope, receive, send):
         raise RuntimeError("the secret")
 

@@ -19,7 +19,7 @@ from tests.benchmarks import live_server as ls
 ENDPOINT = "http://collector:4318/v1/traces"
 
 
-def test_bentoml_is_told_where_to_send_only_when_asked(monkeypatch):
+def test_bentoml_is_configured_to_send_only_with_an_endpoint(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     assert tracing.tracing_config(Settings()) == {}
     config = tracing.tracing_config(Settings(otlp_endpoint=ENDPOINT, trace_rate=0.5))["tracing"]

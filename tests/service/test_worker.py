@@ -71,7 +71,7 @@ def test_the_alias_is_followed_and_a_tampered_version_is_not_served(registry, tr
     assert worker._refused_mark == ""
 
 
-def test_mlflow_out_of_reach_keeps_serving_and_is_told(registry, served, quick, capsys):
+def test_mlflow_out_of_reach_keeps_serving_and_is_logged(registry, served, quick, capsys):
     worker = Worker(Settings(model=served))
     worker.served = worker._look()
     assert worker.served is not None
@@ -110,7 +110,7 @@ def test_a_started_worker_loads_answers_and_stops(registry, served, images):
     asyncio.run(story())
 
 
-def test_verify_tells_of_a_graph_that_was_changed(registry, trained, concepts):
+def test_verify_reports_a_graph_that_was_changed(registry, trained, concepts):
     pytest.importorskip("onnxscript")
     uri = log_subject(trained[0], "graphed", experiment="tests")
     attach(concepts, uri, "concepts", subject=load_subject(uri), export=True)

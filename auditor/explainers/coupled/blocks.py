@@ -44,7 +44,7 @@ class Block:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> Block:
-        """Take back what ``to_json`` gave."""
+        """Restore what ``to_json`` gave."""
         return cls(**{**row, "grid": (int(row["grid"][0]), int(row["grid"][1]))})
 
 

@@ -254,7 +254,7 @@ class CoupledExplainer(Explainer):
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
-        """Take back stored factors."""
+        """Restore stored factors."""
         self.blocks_ = [Block.from_json(row) for row in state["blocks"]]
         self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
         self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])

@@ -73,7 +73,7 @@ class Neighbours:
 
 
 def neighbours(f: Tensor, F: Tensor, n: int = 30, skip: int | None = None) -> Neighbours:
-    """Return the ``n`` examples of F nearest to f by cosine; a blank example is near nobody. ``skip`` is f itself."""
+    """Return the ``n`` examples of F nearest to f by cosine; a blank example has none. ``skip`` is f itself."""
     cosine = unit(F.double(), 0).T @ unit(f.double(), 0)
     if skip is not None:
         cosine[skip] = -math.inf

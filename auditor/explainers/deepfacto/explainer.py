@@ -229,7 +229,7 @@ class DeepFactoExplainer(Explainer):
         return {"scale": self.scale_, "status": self.status_, "gallery": self.gallery_.captions()}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
-        """Take back a stored factorization."""
+        """Restore a stored factorization."""
         self.M_, self.scale_, self.status_ = tensors["basis"], float(state["scale"]), str(state["status"])
         self.head_ = LinearHead(tensors["head.weight"], tensors["head.bias"], tensors["head.pool"])
         self.weights_ = {k.removeprefix("weights."): v for k, v in tensors.items() if k.startswith("weights.")}

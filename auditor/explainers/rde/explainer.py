@@ -323,7 +323,7 @@ def medians_of_others(values: Tensor) -> list[float | None]:
 
 
 def _pixels(subject: Subject, images: Any) -> Tensor:
-    """Return checked pixels; of a batch of tensors it is said how many are out of range."""
+    """Return checked pixels; the error for a batch of tensors counts those out of range."""
     if isinstance(images, Tensor) and images.is_floating_point() and images.numel():
         flat = images.reshape(len(images) if images.dim() == 4 else 1, -1)
         outside = ~((flat >= 0) & (flat <= 1)).all(1)

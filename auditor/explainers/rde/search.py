@@ -56,7 +56,7 @@ class RdeConfig(ExplainerConfig):
         default=(0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9), description="Cells to keep: integers count, floats are shares."
     )
     cells: Literal["auto", "component", "pixel", "grid", "superpixel"] = Field(
-        default="auto", description="What a map speaks of; auto: pixels up to 32x32, else a grid."
+        default="auto", description="Cells of a map; auto: pixels up to 32x32, else a grid."
     )
     grid: int = Field(default=28, ge=1, description="Cells per side of the grid; its square is the superpixel count.")
     coarse_first: bool = Field(default=True, description="Solve on coarse grids (7, 14, 28) before a finer one.")

@@ -1,4 +1,4 @@
-"""Fidelity d_D(F): how well codes of single features predict attributes nobody trained on ([Intersection], eq. 3).
+"""Fidelity d_D(F): how well codes of single features predict attributes not trained on ([Intersection], eq. 3).
 
 Every feature i and code j give two yes/no features, [v_i = j] and [v_i != j]; an attribute scores the best F1 among all
 of them, the fidelity is the mean over attributes. Two numbers keep it honest: the ``floor`` that an always-yes feature

@@ -319,7 +319,7 @@ class XnnExplainer(Explainer):
         if maps is None:
             return ""
         if bool(maps.empty[image, feature]):
-            return "no pixel speaks for it more than against it"
+            return "no pixel counts for it more than against it"
         return "inactive: the map shows potential, not evidence" if bool(maps.inactive[image, feature]) else ""
 
     def _pictures(

@@ -30,7 +30,7 @@ class Depthwise(nn.Module):
         return self.fc(F.relu(self.deep(self.act(self.up(x)))).mean((2, 3)))
 
 
-def test_lost_mass_is_told_layer_by_layer_and_accounts_for_all_of_it():
+def test_lost_mass_is_reported_layer_by_layer_and_accounts_for_all_of_it():
     torch.manual_seed(3)
     net = Depthwise().double()
     with torch.no_grad():

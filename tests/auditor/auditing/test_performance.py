@@ -46,7 +46,7 @@ def test_performance_by_hand(tiny):
     }
 
 
-def test_one_logit_speaks_for_class_1(tiny):
+def test_one_logit_is_that_of_class_1(tiny):
     from auditor import Subject
 
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1))

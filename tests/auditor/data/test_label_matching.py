@@ -46,7 +46,7 @@ def test_only_classes_without_names_are_taken_in_order_and_only_when_all_are_the
     assert not has_no_names(["1", "2"])
 
 
-def test_a_single_logit_speaks_for_the_second_label():
+def test_a_single_logit_is_that_of_the_second_label():
     assert match_labels(["benign", "malignant"], ["malignant"]).classes == (0, 1)
     assert match_labels(["Malignant", "other"], ["malignant"]).classes == (1, 0)
     assert match_labels(["a", "b"], ["0"]) == LabelMatching((0, 1), "order")

@@ -44,7 +44,7 @@ def test_rows_are_neurons_and_weights_used_twice_are_one_layer():
     assert torch.equal(last.bias, torch.ones(5))
 
 
-def test_two_projections_under_one_name_are_told_apart():
+def test_two_projections_under_one_name_are_distinguished():
     net = nn.MultiheadAttention(6, 1, batch_first=True)
 
     class Attend(nn.Module):

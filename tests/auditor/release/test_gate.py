@@ -144,9 +144,9 @@ def test_a_typo_is_an_error_with_the_nearest_names():
 
 
 def test_limits_on_changes_need_a_baseline():
-    with pytest.raises(OptionError, match="model/accuracy speaks of a baseline; name one with --baseline"):
+    with pytest.raises(OptionError, match="model/accuracy refers to a baseline; name one with --baseline"):
         judge(audit_of({"model/accuracy": 0.9}), policy_of({"model/accuracy": {"max_absolute_loss": 0.1}}))
-    with pytest.raises(OptionError, match="drift/alarm speaks of a baseline"):
+    with pytest.raises(OptionError, match="drift/alarm refers to a baseline"):
         judge(audit_of({"model/accuracy": 0.9}), policy_of({"drift/alarm": {"max": 0}}))
 
 
@@ -277,7 +277,7 @@ def test_reasons_name_what_was_wanted_and_what_came():
     assert check.reason == "failed in the audit: no reason given"
 
 
-def test_what_the_gate_speaks_of():
+def test_what_the_gate_is_about():
     audit, base = audit_of({"model/accuracy": 0.9}), audit_of({"model/accuracy": 0.9}, version="2")
     gate = judge(audit, policy_of({"model/accuracy": {"min": 0.95}, "model/ece": {"min": 0, "max": 1}}), base)
     about = gate.to_json()

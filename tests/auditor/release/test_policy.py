@@ -1,4 +1,4 @@
-"""Policies: what a file may say, what it is told when it says something else, and what is drafted from an audit."""
+"""Policies: what a file may say, the error when it says something else, and what is drafted from an audit."""
 
 import hashlib
 

@@ -46,7 +46,7 @@ def test_a_tint_is_found_as_colour():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_model_that_says_classes_by_chance_accuses_nobody(seed):
+def test_a_model_that_guesses_gives_no_finding(seed):
     class Dither(ReadsColour):
         """Class by a fine dither of all pixels: nothing that can be moved decides."""
 

@@ -79,7 +79,7 @@ def command(*args):
     return CliRunner().invoke(auditor, ["curves", *map(str, args)], catch_exceptions=False)
 
 
-def test_command_writes_the_picture_and_tells(tmp_path):
+def test_command_writes_the_picture_and_prints_a_summary(tmp_path):
     out = tmp_path / "c.png"
     options = ["--limit", "200", "--epochs", "2", "--hidden", "12", "--methods", "block-admm,sgd", "--out", out]
     rows = json.loads(command(*options, "--json").stdout)

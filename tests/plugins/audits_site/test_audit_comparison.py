@@ -18,7 +18,7 @@ def entry(value, low=None, high=None, direction="up", status="passed", **changed
         (entry(0.5, 0.4, 0.6, "down"), entry(0.8, 0.7, 0.9, "down"), "worse"),
         (entry(0.5, 0.4, 0.6), entry(0.6, 0.5, 0.7), "unsure"),
         (entry(0.5, 0.4, 0.6), entry(0.7, 0.6, 0.8), "unsure"),  # touching is overlapping
-        (entry(0.5), entry(0.8), "changed"),  # no interval: nothing can be told
+        (entry(0.5), entry(0.8), "changed"),  # no interval: nothing can be decided
         (entry(0.5, 0.4, 0.6), entry(0.8), "changed"),
         (entry(0.5, 0.4, 0.6, "none"), entry(0.8, 0.7, 0.9, "none"), "changed"),
         (entry(0.5, 0.4, 0.6, "up"), entry(0.8, 0.7, 0.9, "down"), "changed"),

@@ -133,7 +133,7 @@ def test_a_stored_audit_edited_in_the_artifact_store_is_no_pass(cli, version, po
         file.write_bytes(original)
 
 
-def test_an_audit_is_stale_when_anything_it_speaks_of_has_changed(registry, version, digits_data, tiny):
+def test_an_audit_is_stale_when_anything_it_describes_has_changed(registry, version, digits_data, tiny):
     uri, _ = version
     audit, subject = plugins.latest_audit(uri), plugins.load_subject(uri)
     now = {name: info["digest"] for name, info in audit.explainers.items()}

@@ -48,7 +48,7 @@ def test_the_answer_is_what_explainers_say(registry, uri, picture, digits, heads
     assert answer["model"]["version"] == uri.rpartition("/")[2]
 
 
-def test_the_stability_is_of_the_same_layer_whoever_is_asked(registry, uri, picture, concepts):
+def test_the_stability_is_of_the_same_layer_for_any_explainer(registry, uri, picture, concepts):
     everybody, one = (explain_image(uri, picture, explainers=names, **QUICK) for names in (["*"], ["heads"]))
     assert everybody["stability"]["layer"] == concepts.layer_
     for key in ("c1", "c2", "score", "bound"):

@@ -1,4 +1,4 @@
-"""Metrics in MLflow: finite ones, by name, with model and data; a run goes when what it speaks of is not committed."""
+"""Metrics in MLflow: finite ones, by name, with model and data; a run is removed when nothing is committed."""
 
 import math
 

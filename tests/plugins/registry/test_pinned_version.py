@@ -112,7 +112,7 @@ def test_what_only_reads_or_removes_stays_with_the_first_version(cli, moving, ve
     assert moving == ["1"]
 
 
-def test_audit_and_gate_speak_of_the_first_version_and_promote_it(cli, moving, versions, tmp_path):
+def test_audit_and_gate_are_of_the_first_version_and_promote_it(cli, moving, versions, tmp_path):
     """Hole: the gate resolved the alias again after the verdict, and promoted a version it had not judged."""
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY)

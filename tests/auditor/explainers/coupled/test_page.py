@@ -29,7 +29,7 @@ def test_without_pixels_there_is_no_latent_image(trained):
     assert explainer.picture(0, explainer.gallery.shots[0][0]).width == 96
 
 
-def test_sections_and_rows_tell_the_same(fitted):
+def test_sections_and_rows_have_the_same_content(fitted):
     subject, explainer = fitted
     page = CoupledPage(explainer, subject)
     text, rows = "".join(page.sections()), page.rows()

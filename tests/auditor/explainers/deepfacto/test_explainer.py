@@ -144,7 +144,7 @@ def test_layers_are_found_with_gradients_off(trained):
         assert fresh.layout("features").channels == 64
 
 
-def test_the_head_reads_places_only_where_places_tell():
+def test_the_head_reads_positions_only_where_positions_matter():
     g = torch.Generator().manual_seed(6)
     layout, n = layout_of((2, 4, 4), (8, 8)), 200
     y = torch.arange(n) % 2

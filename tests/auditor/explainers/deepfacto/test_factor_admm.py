@@ -67,7 +67,7 @@ def test_a_training_that_only_harms_ends_with_the_start(small_run):
         assert all(torch.equal(w, before[k]) for k, w in cut.weights.items())
 
 
-def test_an_image_told_wrong_asks_for_more_than_one_told_right(small_run):
+def test_a_misclassified_image_asks_for_more_than_a_correct_one(small_run):
     cut, M, head, task = small_run
     run = FactorAdmm(cut, M, head, task, Settings(trust=0.2), 1.0)
     rows = torch.arange(len(task.images))
