@@ -123,16 +123,16 @@ class SuperpixelExplainer(Explainer):
         parts = self._contributions(subject, images, regions, chosen)
         with torch.no_grad():
             at_baseline = subject.logits(self.baseline_[None])[0].double().cpu()
-        predictions, wanted = class_scores(logits, subject, chosen)
+        predictions, scores = class_scores(logits, subject, chosen)
         return [
             Explanation(
                 kind=self.kind,
                 name=self.name,
                 prediction=predictions[i],
-                target=wanted[i],
-                target_value=wanted[i].logit,
+                target=scores[i],
+                target_value=scores[i].logit,
                 bias=float(at_baseline[k]),
-                residual=wanted[i].logit - float(at_baseline[k]) - float(parts[i].sum()),
+                residual=scores[i].logit - float(at_baseline[k]) - float(parts[i].sum()),
                 concepts=tuple(
                     Concept(
                         index=r,
