@@ -15,11 +15,14 @@ from auditor.attribution.heatmap import upsample
 from auditor.auditing.images import AuditImages, spread
 from auditor.data.source import Data
 from auditor.errors import DataError
+from auditor.explainers.answer import explanations_of
 from auditor.explainers.base import Explainer
 from auditor.explainers.explanation import Explanation
 from auditor.metrics.measure import Measure
 from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
+
+EXPLAINED_AT_ONCE = 32  # images
 
 
 @dataclass(frozen=True)
@@ -105,21 +108,13 @@ def explain(
     effort: Effort,
     progress: Progress = silent,
 ) -> list[Explanation]:
-    """Explain images, each for its own target where targets are given; one call per class then."""
-    explanations: list[Explanation | None] = [None] * len(images)
-    if targets is None:
-        groups: list[tuple[int | None, list[int]]] = [(None, list(range(len(images))))]
-    else:
-        groups = [(t, [i for i, k in enumerate(targets) if k == t]) for t in dict.fromkeys(targets)]
-    done = 0
-    for target, rows in groups:
-        for part in torch.split(torch.tensor(rows), 32):
-            got = explainer.explain(subject, images[part], target, **effort.options)
-            for i, explanation in zip(part.tolist(), got, strict=True):
-                explanations[i] = explanation
-            done += len(part)
-            progress("explaining", done, len(images))
-    return [e for e in explanations if e is not None]
+    """Explain images, each for its own target where targets are given."""
+    explanations: list[Explanation] = []
+    for part in torch.arange(len(images)).split(EXPLAINED_AT_ONCE):
+        chosen = [None if targets is None else targets[i] for i in part.tolist()]
+        explanations += explanations_of(explainer, subject, images[part], chosen, **effort.options)
+        progress("explaining", len(explanations), len(images))
+    return explanations
 
 
 def strengths(explanations: Sequence[Explanation], width: int | None = None) -> Tensor:

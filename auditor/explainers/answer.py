@@ -207,6 +207,18 @@ def answer_images(subject: Subject, attached: Mapping[str, Explainer], images: A
     return [raised(result) for result in answer(model, questions)] if questions else []
 
 
+def explanations_of(
+    explainer: Explainer, subject: Subject, images: Tensor, targets: Sequence[int | None], **options: Any
+) -> list[Explanation]:
+    """Return the explanations of pixels by one explainer, the part of an answer that an audit measures.
+
+    ``targets`` has a class per image, None for the explainer's default; ``options`` are keywords of its ``explain``.
+    """
+    explainer.check_subject(subject)
+    logits, activations = TorchPass(subject, [explainer]).run(images)
+    return explainer.explain_from(subject, images, logits, activations, targets, **options)
+
+
 def raised(result: Answer | Exception) -> Answer:
     """Return an answer; raise the error where there is one instead."""
     if isinstance(result, Exception):

@@ -1,10 +1,6 @@
 """The steps of docs/adding-a-kind.md: the page shows the example's own code, and the example is a kind like ours."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -174,56 +170,3 @@ def test_it_is_stored_and_without_the_package_the_sentence_says_what_to_install(
     kinds.forget_installed()
     with pytest.raises(ArtifactError, match=r"kind 'superpixel-ig' comes from the package superpixel-ig, which is not"):
         Explainer.load(tmp_path / "a", subject)
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder into which pip installs the example; nothing of this environment changes."""
-    folder = tmp_path_factory.mktemp("installed")
-    copy = tmp_path_factory.mktemp("source") / "superpixel-ig"
-    import shutil
-
-    shutil.copytree(EXAMPLE, copy)  # building leaves files behind
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*pip, "--target", folder, copy], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.slow
-def test_installed_it_is_fitted_attached_verified_explained_audited_gated_served_and_shown(installed, tmp_path):
-    path = os.pathsep.join([str(installed), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path, "AUDITOR_CACHE": str(tmp_path / "cache")}
-    script = ROOT / "tests" / "docs" / "use_an_installed_kind.py"
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=600, cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["kinds"]["superpixel-ig"] == "superpixel-ig 0.1.0"
-    assert result["verified"] == [True]
-    assert result["gap"] < 1e-4
-    assert result["rest_gap"] < 1e-4
-    assert result["rest"] == pytest.approx(result["terminal"], abs=1e-5)
-    assert result["gate"] == "pass"
-    assert result["explainers"] == [["regions", "superpixel-ig", 9]]
-    assert result["gallery"] == 9
-    assert result["ui"] == 200
-    assert "regions" in result["page"]
-    assert result["audited"] >= 5
-    # the same store without the package: bytes still verify, using it says what to install
-    code = (
-        "import mlflow; from auditor import plugins; from auditor.errors import ArtifactError\n"
-        f"mlflow.set_tracking_uri({result['uri']!r}); mlflow.set_registry_uri({result['uri']!r})\n"
-        "try: plugins.load('models:/digits/1', 'regions')\n"
-        "except ArtifactError as error: print(error)\n"
-        "from auditor.cli import auditor; auditor(['list', 'models:/digits/1'])\n"
-    )
-    without = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
-    sentence = "kind 'superpixel-ig' comes from the package superpixel-ig (fitted with version 0.1.0)"
-    assert sentence in without.stdout, without.stderr[-2000:]
-    assert "pip install superpixel-ig" in without.stdout
-    row, needs = without.stdout.splitlines()[-2:]
-    assert row.split()[:2] == ["regions", "superpixel-ig"]
-    assert "yes" in row
-    assert needs.startswith(f"regions: {sentence}")

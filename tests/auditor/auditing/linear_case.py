@@ -36,6 +36,9 @@ class PixelWise(Explainer):
     def fit(self, subject, data, progress=None):
         return self
 
+    def check_subject(self, subject):
+        """It needs no fit."""
+
     def explain(self, subject, images, target=None):
         x = subject.pixels(images)
         with torch.no_grad():

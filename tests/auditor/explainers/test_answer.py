@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from auditor.errors import OptionError, UnknownClassError, UnknownExplainerError
-from auditor.explainers.answer import ExplainedModel, Question, answer, answer_images, chosen_names
+from auditor.errors import OptionError, TamperError, UnknownClassError, UnknownExplainerError
+from auditor.explainers.answer import ExplainedModel, Question, answer, answer_images, chosen_names, explanations_of
 from auditor.explainers.answer_options import AnswerOptions
 from auditor.explainers.forward_pass import TorchPass, layers_read
 from auditor.stability.decision import stabilities
@@ -205,3 +205,18 @@ def test_a_tie_is_one_class_everywhere(tiny, concepts):
 def test_layers_are_read_once(concepts, heads):
     assert layers_read([concepts, concepts, heads]) == sorted({concepts.layer_, heads.layer_})
     assert layers_read([]) == []
+
+
+def test_what_an_audit_measures_is_part_of_the_answer(digits, explainers, images, tiny):
+    targets = [None, 4, 2, None]
+    for name, explainer in explainers.items():
+        measured = explanations_of(explainer, digits, images[:4], targets)
+        for i, (explanation, target) in enumerate(zip(measured, targets, strict=True)):
+            (one,) = answer_images(digits, explainers, images[i : i + 1], target=target, **OFF)
+            same = one.explanations[name]
+            assert explanation.target.index == same.target.index
+            assert [c.contribution for c in explanation.concepts] == pytest.approx(
+                [c.contribution for c in same.concepts], rel=1e-5, abs=1e-6
+            )  # float32 sums of a batch come in another order
+        with pytest.raises(TamperError, match="was fitted to a model with digest"):
+            explanations_of(explainer, tiny, torch.rand(1, 1, 13, 17), [None])
