@@ -96,7 +96,8 @@ def fit(
         say(as_text({**answer, "registered": registered} if register else answer))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
-    headline = f"{kind} {name!r} of layer {explainer.layer_} {done}" + (f" ({digest[:12]})" if digest else "")
+    of_layer = f" of layer {explainer.layer_}" if explainer.layer_ else ""
+    headline = f"{kind} {name!r}{of_layer} {done}" + (f" ({digest[:12]})" if digest else "")
     sample_words = None if limit is None else source.sample.words
     _show(explainer, headline, sample_words, bool(export), registered)
 

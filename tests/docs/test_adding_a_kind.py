@@ -53,7 +53,7 @@ def test_the_page_shows_the_code_of_the_example():
     source = (EXAMPLE / "src" / "superpixel_ig" / "explainer.py").read_text(encoding="utf-8")
     marked = re.findall(r"^ *# \[(\w+)\]\n(.*?)\n *# \[/\1\]", source, re.S | re.M)
     assert blocks("python") == [_closed_up(text) for _, text in marked]
-    assert len(marked) == 6
+    assert len(marked) == 7
     for text in blocks("toml"):
         assert text in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
 

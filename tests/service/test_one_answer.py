@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("bentoml")
 
+import httpx
 import mlflow
 import torch
 from PIL import Image
@@ -112,6 +113,19 @@ def differences(one, other) -> list[str]:
     return wrong
 
 
+class InProcess(httpx.BaseTransport):
+    """Sends the client's requests to the application in this process, whichever httpx its test client is built on."""
+
+    def __init__(self, application: TestClient) -> None:
+        self.application = application
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self.application.request(
+            request.method, request.url.raw_path.decode(), content=request.read(), headers=dict(request.headers)
+        )
+        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.content)
+
+
 class Reply(io.BytesIO):
     headers: dict[str, str] = {}  # noqa: RUF012
 
@@ -133,7 +147,7 @@ def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_pa
     monkeypatch.setattr("urllib.request.urlopen", posted)
     flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
     flags = ["*" if isinstance(part, list) else part for part in flags]
-    client = Client("http://test", transport=rest._transport)
+    client = Client("http://test", transport=InProcess(rest))
     subject = load_subject(everything)
     explainers = {name: load(everything, name, subject=subject) for name in sorted(["nmf", "xnn", *KINDS])}
     form = {**options, "explainers": "*"}
@@ -225,7 +239,7 @@ def test_old_names_work_for_one_release_with_a_warning(rest, cli, everything, pi
         by_name = explain_image(everything, path, explainers=["nmf"], samples=2, heatmaps="none")
     assert not differences(fresh.json(), by_name)
     with pytest.warns(DeprecationWarning, match="noise_samples"):
-        by_client = Client("http://test", transport=rest._transport).explain(
+        by_client = Client("http://test", transport=InProcess(rest)).explain(
             content, explainers=["nmf"], samples=2, heatmaps="none"
         )
     assert not differences(fresh.json(), by_client.model_dump(mode="json"))

@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
+# [imports]
 from auditor import (
     Batch,
     Concept,
@@ -33,6 +34,8 @@ from auditor import (
 )
 from auditor.errors import DataError, OptionError
 from auditor.progress import Progress, silent
+
+# [/imports]
 from superpixel_ig.regions import grid_of, superpixels
 
 ROWS_AT_ONCE = 256  # images on the paths of a batch that go through the model together
