@@ -96,10 +96,13 @@ def fit(
         say(as_text({**answer, "registered": registered} if register else answer))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
-    of_layer = f" of layer {explainer.layer_}" if explainer.layer_ else ""
-    headline = f"{kind} {name!r}{of_layer} {done}" + (f" ({digest[:12]})" if digest else "")
+    headline = f"{kind} {name!r}{_of_layer(explainer)} {done}" + (f" ({digest[:12]})" if digest else "")
     sample_words = None if limit is None else source.sample.words
     _show(explainer, headline, sample_words, bool(export), registered)
+
+
+def _of_layer(explainer: Any) -> str:
+    return f" of layer {explainer.layer_}" if explainer.layer_ else ""
 
 
 def _show(explainer: Any, headline: str, sample_words: str | None, exported: bool, registered: str | None) -> None:
