@@ -101,7 +101,7 @@ def why_not_asked(explainer: Explainer, classes: Sequence[int]) -> str:
     if explainer.searches:
         return f"kind {explainer.kind} searches every image, which takes too long here"
     if explainer.config.target is not None or not all(explainer.can_explain(k) for k in classes):
-        return "it speaks of some classes only"
+        return "it explains some classes only"
     return ""
 
 
@@ -192,7 +192,7 @@ def involved(
         passes.spent += cost
         try:
             explanations = explainer.explain(subject, x, finding.label)
-        except AuditError:  # an explainer that cannot speak of these images names none
+        except AuditError:  # an explainer that cannot explain these images names none
             continue
         shown += _inside(name, explanations, finding, (x.shape[2], x.shape[3]))
     return shown

@@ -2,7 +2,8 @@
 
 ``measure(subject, images, labels)`` samples at most so many images per class, finds the deciding regions, hides, keeps
 and transplants them, and returns one `ClassReliance` per class with its numbers, nulls and pictures. Classes with too
-few images are skipped with that reason. Without labels the model's own predictions take their place, and that is said.
+few images are skipped with that reason. Without labels the model's own predictions are used
+instead, and the result says so.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Reliance:
 
     @property
     def chance(self) -> float:
-        """Accuracy of a model that knows nothing: one by the number of classes that have images."""
+        """Accuracy of a model that guesses: one by the number of classes that have images."""
         return 1 / max(1, self.n_present or sum(math.isfinite(c.accuracy) for c in self.classes))
 
     @property

@@ -94,7 +94,7 @@ def test_some_kinds_are_not_asked_and_the_reason_is_said(reads_block, measured, 
     partial = Looker()
     partial.can_explain = lambda label: label == 0
     assert why_not_asked(partial, [0]) == ""
-    assert why_not_asked(partial, [0, 1]) == "it speaks of some classes only"
+    assert why_not_asked(partial, [0, 1]) == "it explains some classes only"
     monkeypatch.setattr(module, "explainer_heat", lambda *a: module.Heat(torch.zeros(len(a[2]), 24, 32), "", 0.0))
     assert ask(reads_block, measured, Passes(1e6, 0)).not_used == {"blind": "it gives no maps"}
 
