@@ -110,7 +110,7 @@ def explain(
 ) -> list[Explanation]:
     """Explain images, each for its own target where targets are given."""
     explanations: list[Explanation] = []
-    for part in torch.arange(len(images)).split(EXPLAINED_AT_ONCE):
+    for part in torch.split(torch.arange(len(images)), EXPLAINED_AT_ONCE):
         chosen = [None if targets is None else targets[i] for i in part.tolist()]
         explanations += explanations_of(explainer, subject, images[part], chosen, **effort.options)
         progress("explaining", len(explanations), len(images))
