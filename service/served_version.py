@@ -86,6 +86,7 @@ class ServedVersion:
                 "per_request": sorted(e.per_request),
                 "default": name in self.explained.default_names,
                 "searches": e.searches,
+                "groups": e.groups,
                 "gallery": e.gallery is not None,
                 "gallery_of_concepts": _shows_concepts(e),
                 "target_value_of": e.target_value_of,

@@ -231,6 +231,9 @@ class ExplainerAnswer(Message):
     per_request: list[str] = Field(description="Options this explainer takes per request (`timeout_s`, `max_steps`).")
     default: bool = Field(description="Whether it answers when a request names no explainer.")
     searches: bool = Field(default=False, description="Whether it searches per image, which takes seconds.")
+    groups: list[list[int]] = Field(
+        default=[], description="Concepts that fire together in the same places, by index; each concept is in one."
+    )
     gallery: bool = Field(description="Whether `GET /gallery/{name}` has pictures.")
     gallery_of_concepts: bool = Field(
         default=True, description="Whether the pictures at an index are of the concept with this index."

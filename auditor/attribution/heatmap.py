@@ -58,10 +58,11 @@ def to_rgb(image: Tensor) -> Array:
 
 
 def overlay(
-    image: Tensor, heatmap: Tensor, *, positive: bool = True, top: float | None = None, side: int | None = None
+    image: Tensor, heatmap: Tensor, *, positive: bool | None = True, top: float | None = None, side: int | None = None
 ) -> Image.Image:
     """Lay a heatmap over an image: full colour at ``top`` (default: the map's own maximum), nothing at zero.
 
+    Red where it is ``positive``, blue where not; None: it speaks neither for nor against, and nothing is painted.
     Mass shared out over single pixels is too thin to be seen: such a map is smoothed, with full colour from its highest
     two percent on.
     """
@@ -77,7 +78,7 @@ def overlay(
         heatmap = smoothed(heatmap)
         top = float(heatmap.flatten().kthvalue(max(1, round(0.98 * heatmap.numel()))).values)
     heat = upsample(heatmap, (height, width)).numpy()
-    peak = float(heatmap.max()) if top is None else top
+    peak = 0.0 if positive is None else float(heatmap.max()) if top is None else top
     alpha = np.clip(heat / peak, 0, 1)[..., None] * 0.75 if peak > 0 else np.zeros((height, width, 1))
     grey = rgb.astype(np.float32) * 0.6 + 60.0  # dimmed, so that colour is seen on black and on white
     colour = np.array(RED if positive else BLUE, dtype=np.float32)

@@ -16,6 +16,7 @@ Every measure goes through ``Explainer.explain``, so it fits any kind; what does
 ``locality``           down        entropy of a concept's heatmap over a 4 x 4 grid; null: evenly spread, log 16
 ``randomisation``      down        correlation of explanations with those of the model with all weights shuffled
 ``basis_stability``    up          how well a re-fit finds the same concepts
+``group_…``            none        dominance of a class by its largest group of concepts, and what is left without it
 =====================  ==========  =============================================================================
 """
 
@@ -31,6 +32,8 @@ from torch import Tensor
 from auditor.attribution.heatmap import upsample
 from auditor.auditing.case import Case, noted, relevance
 from auditor.auditing.explanation_changes import basis, noise, randomisation
+from auditor.auditing.group_ablation import NAMES as group_ablation_names
+from auditor.auditing.group_ablation import group_ablation, group_ablation_passes
 from auditor.auditing.performance import both_sides, two_sided
 from auditor.errors import AuditError
 from auditor.explainers.explanation import Explanation
@@ -255,6 +258,7 @@ GROUPS: Mapping[str, Group] = {
     "noise": Group(noise, {"noise_c2": "down", "noise_similarity": "up"}, _noise_passes),
     "heatmaps": Group(shape_of_maps, {"orthogonality": "down", "locality": "down"}),
     "basis": Group(basis, {"basis_stability": "up"}, _basis_passes),
+    "groups": Group(group_ablation, group_ablation_names, group_ablation_passes),
 }
 
 NAMES = frozenset(name for group in GROUPS.values() for name in group.names) | {"verified"}

@@ -152,6 +152,7 @@ def _example(subject: Subject, sample: AuditImages, i: int, e: Any) -> dict[str,
         "bias": e.bias,
         "residual": e.residual,
         "more": max(0, len(e.concepts) - N_PARTS),
+        "explained": e.explained_share(e.ranked()[:N_PARTS]),
         "parts": [
             {
                 "label": c.label,
@@ -159,9 +160,7 @@ def _example(subject: Subject, sample: AuditImages, i: int, e: Any) -> dict[str,
                 "note": c.note,
                 "src": None
                 if c.heatmap is None
-                else data_url(
-                    overlay(image, c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=SIDE)
-                ),
+                else data_url(overlay(image, c.heatmap, positive=c.counts_for, side=SIDE)),
             }
             for c in e.ranked()[:N_PARTS]
         ],

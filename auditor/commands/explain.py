@@ -85,4 +85,8 @@ def _show(explainer: Explainer, explanation: Explanation, n: int) -> None:
         body += [["bias", "", f"{explanation.bias:+.3f}"], ["residual", "", f"{explanation.residual:+.3f}"]]
         body.append(["= target value", "", f"{explanation.target_value:+.3f}"])
     table(["concept", "activation", "contribution"], body)
+    share = explanation.explained_share(strongest)
+    if share is not None:
+        n_shown = "the concept" if len(strongest) == 1 else f"the {len(strongest)} concepts"
+        say(f"{n_shown} shown explain{'s' if len(strongest) == 1 else ''} {share:.0%} of what moves the value")
     say(*explainer.lines(explanation))

@@ -465,8 +465,10 @@ def _heatmaps(concepts: Sequence[Concept], question: Question) -> list[Any]:
         if style == "array":
             drawn = [{"size": list(size), "values": grid} for grid in maps.double().round(decimals=6).tolist()]
         else:
-            against = [(concepts[j].contribution or 0.0) < 0 for j in some]
-            drawn = list(heat_layers(maps, against, (question.x.shape[1], question.x.shape[2])))
+            sides = [concepts[j].counts_for for j in some]
+            painted = torch.tensor([side is not None for side in sides], device=maps.device)[:, None, None]
+            against = [side is False for side in sides]
+            drawn = list(heat_layers(maps * painted, against, (question.x.shape[1], question.x.shape[2])))
         for j, item in zip(some, drawn, strict=True):
             heatmaps[j] = item
     return heatmaps

@@ -1,4 +1,7 @@
-"""Contact sheet: one row per image: the image with its prediction, then its strongest concepts with their heatmaps."""
+"""Contact sheet: a row per image: the image with its prediction, its strongest concepts with their heatmaps, the rest.
+
+The rest is what makes the sum whole: bias, the concepts that are not shown, residual, and the share that is shown.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from auditor.attribution.heatmap import BLUE, RED, overlay
-from auditor.explainers.explanation import Explanation
+from auditor.explainers.explanation import Concept, Explanation
 
 INK, PAPER, PALE = (30, 30, 30), (255, 255, 255), (120, 120, 120)
 
@@ -21,7 +24,7 @@ def contact_sheet(
     path = Path(path)
     gap, head, foot = 14, 34, 40
     n_concepts = min(n_concepts, max((len(e.concepts) for e in explanations), default=0))
-    width = gap + (side + gap) * (n_concepts + 1)
+    width = gap + (side + gap) * (n_concepts + 2)
     height = head + (side + foot + gap) * len(explanations)
     sheet = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(sheet)
@@ -39,16 +42,31 @@ def contact_sheet(
         ranked = explanation.ranked()[:n_concepts]
         for column, concept in enumerate(ranked):
             left = gap + (side + gap) * (column + 1)
-            c = concept.contribution
+            c, counts_for = concept.contribution, concept.counts_for
             if concept.heatmap is not None:
-                sheet.paste(overlay(images[row], concept.heatmap, positive=c is None or c >= 0, side=side), (left, top))
-            colour = INK if c is None else RED if c >= 0 else BLUE
+                sheet.paste(overlay(images[row], concept.heatmap, positive=counts_for, side=side), (left, top))
+            colour = INK if c is None or counts_for is None else RED if counts_for else BLUE
             value = f"{concept.activation:.3g}" if c is None else f"{c:+.2f}"
             draw.text((left, top + side + 2), value, colour, font)
             draw.text((left, top + side + 20), _short(concept.label, 20), PALE, small)
+        for line, text in enumerate(rest_of(explanation, ranked)):
+            draw.text((gap + (side + gap) * (len(ranked) + 1), top + 18 * line), text, PALE, small)
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(path)
     return path
+
+
+def rest_of(explanation: Explanation, shown: Sequence[Concept]) -> list[str]:
+    """Return what stands beside the concepts shown: bias, the other concepts, residual, and the share explained."""
+    if explanation.bias is None or explanation.residual is None:
+        return ["this kind gives", "no contributions"]
+    others = [c for c in explanation.concepts if c not in shown]
+    lines = [f"bias {explanation.bias:+.2f}"]
+    if others:
+        lines.append(f"{len(others)} more {sum(c.contribution or 0.0 for c in others):+.2f}")
+    lines.append(f"residual {explanation.residual:+.2f}")
+    share = explanation.explained_share(shown)
+    return [*lines, *([] if share is None else [f"shown explain {share:.0%}"])]
 
 
 def _bright(image: Tensor, side: int, size: tuple[int, int]) -> Image.Image:

@@ -12,6 +12,8 @@ from torch import Tensor
 from auditor.subject.outputs import Output
 from auditor.subject.subject import Subject
 
+ADDS_NOTHING = 0.005  # contributions below it are shown as 0.00
+
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:
@@ -43,6 +45,19 @@ class Concept:
         """How much it counts, by which concepts are ranked: |contribution|, or |activation| where there is none."""
         return abs(self.activation if self.contribution is None else self.contribution)
 
+    @property
+    def counts_for(self) -> bool | None:
+        """Whether it speaks for the target (red) or against it (blue); None where it adds 0.00: then it has no colour.
+
+        A kind that gives relevance only has concepts that speak for the target.
+
+        >>> [Concept(0, "a", 1.0, c).counts_for for c in (0.7, -0.7, 0.004, None)]
+        [True, False, None, True]
+        """
+        if self.contribution is None:
+            return True
+        return None if abs(self.contribution) < ADDS_NOTHING else self.contribution > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -73,6 +88,16 @@ class Explanation:
     def ranked(self) -> list[Concept]:
         """Return the concepts, the strongest contribution of either sign first."""
         return sorted(self.concepts, key=lambda c: -c.strength)
+
+    def explained_share(self, shown: Sequence[Concept]) -> float | None:
+        """Return the share that some of the concepts explain; None for kinds without contributions.
+
+        It is  sum |c| over those shown  by  sum |c| over all + |residual| : 1 where nothing is left out or unexplained.
+        """
+        if self.residual is None or any(c.contribution is None for c in self.concepts):
+            return None
+        whole = sum(c.strength for c in self.concepts) + abs(self.residual)
+        return sum(c.strength for c in shown) / whole if whole > 0 else 1.0
 
     def to_json(self, heatmaps: bool = True) -> dict[str, Any]:
         """Return plain Python for JSON, heatmaps as nested lists of floats."""

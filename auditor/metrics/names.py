@@ -44,6 +44,18 @@ WORDS: dict[str, tuple[str, str]] = {
     "locality": ("spread of heatmaps", "entropy of a heatmap over a 4 x 4 grid; small is one place"),
     "randomisation": ("survives destroyed weights", "correlation with explanations of the model with shuffled weights"),
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
+    "group_dominance": (
+        "largest group of concepts",
+        "share of what speaks for a class that one group of concepts gives, in the class where it gives most",
+    ),
+    "group_ablation": (
+        "lost without the group",
+        "share of images that change class when the largest group of their class is taken out of the layer",
+    ),
+    "group_ablation_without_residual": (
+        "lost without group and residual",
+        "the same when what the concepts leave unexplained is taken out too; beside: only that",
+    ),
     "similarity": ("similarity of concepts", "mean correlation of matched concepts of the two versions"),
     "null_low": ("re-fit noise", "similarity that re-fitting the same version falls below once in a hundred times"),
     "retraining_low": ("retraining noise", "similarity that an honest retraining falls below once in a hundred times"),
@@ -87,6 +99,7 @@ EXPLAINER = frozenset(
     {
         *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
         *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
+        *("group_dominance", "group_ablation", "group_ablation_without_residual"),
     }
 )
 DRIFT_DIRECTION = {

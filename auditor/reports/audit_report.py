@@ -23,6 +23,7 @@ from auditor.reports.style import STYLE, bars, esc, histogram, interval, number
 FAITHFUL = ("f_cls", "f_reg", "residual_share", "completeness_gap", "flip_area", "deletion_area", "flip_gain")
 STABLE = ("noise_similarity", "noise_c2", "randomisation", "basis_stability")
 SHAPE = ("orthogonality", "locality")
+TOGETHER = ("group_dominance", "group_ablation", "group_ablation_without_residual")
 SHOWN = (
     *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),
     "faithfulness",
@@ -65,6 +66,7 @@ def report_html(audit: Audit, gate: Gate | None = None) -> str:
         _group(audit, "How faithful are the explanations?", FAITHFUL, WHY_FAITHFUL),
         _group(audit, "How stable are they?", STABLE, WHY_STABLE),
         _group(audit, "How readable are the heatmaps?", SHAPE, WHY_SHAPE),
+        _group(audit, "Does one group of concepts carry a class?", TOGETHER, WHY_TOGETHER),
         _model(audit),
         _layers(audit),
         _not_measured(audit),
@@ -90,6 +92,11 @@ WHY_STABLE = (
     "Explanations should not change when the image changes too little to see, they must change when the model itself "
     "is destroyed, and fitting again should find the same concepts. For the destroyed weights the dashed tick is 1: "
     "an explanation that did not change at all."
+)
+WHY_TOGETHER = (
+    "Concepts that fire together in the same places are one group. The group that speaks most for a class is taken out "
+    "of its images, first with what the concepts leave unexplained kept, then without it: where much is lost only "
+    "then, the unexplained rest carries the same thing."
 )
 WHY_SHAPE = "Heatmaps help when different concepts light up in different places, and each in few of them."
 
@@ -230,9 +237,14 @@ def _case(e: Mapping[str, Any]) -> str:
         more = f"{e['more']} more concepts<br>" if e["more"] else ""
         figures.append(
             f"<figure><figcaption class='pale'>{more}start {_signed(e['bias'])}<br>unexplained {_signed(e['residual'])}"
-            f"<br>= score {number(e['value'])} of {esc(e['target'])}</figcaption></figure>"
+            f"<br>= score {number(e['value'])} of {esc(e['target'])}{_explained(e)}</figcaption></figure>"
         )
     return f"<div class='case'>{''.join(figures)}</div>"
+
+
+def _explained(e: Mapping[str, Any]) -> str:
+    share = e.get("explained")
+    return "" if share is None else f"<br>the concepts shown explain {share:.0%}"
 
 
 def _signed(x: float) -> str:

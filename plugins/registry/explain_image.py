@@ -79,6 +79,6 @@ def draw_answer(answer: Answer, out: Path) -> None:
             explainer.write_page(answer.subject, out / f"{name}{explainer.page_suffixes[0]}", explanation, x)
         for c in explanation.concepts:
             if c.heatmap is not None:
-                picture = overlay(x, c.heatmap, positive=c.contribution is None or c.contribution >= 0, side=256)
+                picture = overlay(x, c.heatmap, positive=c.counts_for, side=256)
                 picture.save(out / f"{name}-{c.index:02d}.png")
         contact_sheet(x[None], [explanation], out / f"{name}.png", n_concepts=6)

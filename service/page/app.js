@@ -147,6 +147,7 @@ const view = {
     const explainer = state.explainers.find((e) => e.name === name);
     return explainer?.gallery !== false && explainer?.gallery_of_concepts !== false; // pictures may be of something else than concepts
   },
+  groupsOf: (name) => state.explainers.find((e) => e.name === name)?.groups ?? [],
   openGallery: (name, at) => { state.gallery = { name, at }; open("gallery"); },
   rerender: () => render(),
 };

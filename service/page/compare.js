@@ -1,10 +1,38 @@
 // Images side by side: a row per image, a column per concept, a switch per column.
 
-import { h, percent, side, signed } from "./dom.js";
+import { h, isPainted, percent, side, signed } from "./dom.js";
 import { draw, peak } from "./draw.js";
 
 const off = new Set(); // columns switched off, as "explainer/index"
 let chosen = null; // the explainer compared
+let grouped = false; // whether concepts that fire together share one column
+
+/** The columns: one per concept, or one per group of concepts (`[[0, 2], [1]]`), named by all of them. */
+export function columnsOf(explanations, groups) {
+  const groupOf = new Map((groups ?? []).flatMap((group) => group.map((index) => [index, group])));
+  const columns = new Map();
+  for (const explanation of explanations)
+    for (const c of explanation.concepts) {
+      const members = groupOf.get(c.index) ?? [c.index];
+      const column = columns.get(members[0]) ?? { index: members[0], members, labels: new Map(), top: 0, size: 0 };
+      column.labels.set(c.index, c.label);
+      column.size += Math.abs(c.contribution ?? c.activation);
+      columns.set(members[0], column);
+    }
+  for (const column of columns.values()) column.label = column.members.map((k) => column.labels.get(k)).filter(Boolean).join(", ");
+  return [...columns.values()].sort((a, b) => b.size - a.size);
+}
+
+/** One cell of a column: contributions add up, heat too. Null where the image has none of the column's concepts. */
+export function cellOf(explanation, column) {
+  const concepts = explanation.concepts.filter((c) => column.members.includes(c.index));
+  if (!concepts.length) return null;
+  const sum = (values) => values.reduce((a, b) => a + b, 0);
+  const maps = concepts.map((c) => c.heatmap).filter((m) => m?.values);
+  const heatmap = maps.length ? { size: maps[0].size, values: maps[0].values.map((row, y) => row.map((_, x) => sum(maps.map((m) => m.values[y][x])))) } : null;
+  const contribution = concepts.some((c) => c.contribution === null) ? null : sum(concepts.map((c) => c.contribution));
+  return { contribution, activation: sum(concepts.map((c) => c.activation)), heatmap };
+}
 
 /** Return the element for the picked entries and a function that draws its heat anew. */
 export function compareView(entries, view) {
@@ -13,15 +41,9 @@ export function compareView(entries, view) {
   if (!names.length) return { element: h("div", { class: "empty" }, h("p", {}, "None of these answers has heatmaps; choose an explainer of concepts in the settings.")), refresh() {} };
   if (!names.includes(chosen)) chosen = names[0];
   const rows = entries.map((entry) => ({ entry, explanation: entry.answer.explanations.find((x) => x.name === chosen) })).filter((row) => row.explanation);
-  const columns = new Map();
-  for (const { explanation } of rows)
-    for (const c of explanation.concepts) {
-      const column = columns.get(c.index) ?? { index: c.index, label: c.label, top: 0, size: 0 };
-      column.top = Math.max(column.top, peak(c.heatmap));
-      column.size += Math.abs(c.contribution ?? c.activation);
-      columns.set(c.index, column);
-    }
-  const order = [...columns.values()].sort((a, b) => b.size - a.size);
+  const groups = view.groupsOf(chosen);
+  const order = columnsOf(rows.map((row) => row.explanation), grouped ? groups : null);
+  for (const column of order) column.top = Math.max(...rows.map((row) => peak(cellOf(row.explanation, column)?.heatmap)));
   const redraw = [];
   const refresh = () => redraw.forEach((one) => one());
   const head = order.map((column) => {
@@ -44,18 +66,21 @@ export function compareView(entries, view) {
         target.index !== prediction.index ? h("small", {}, `explained: ${target.label}`) : null,
         versions.size > 1 ? h("small", {}, `version ${entry.answer.model.version}`) : null),
       order.map((column) => {
-        const concept = explanation.concepts.find((c) => c.index === column.index);
+        const concept = cellOf(explanation, column);
         if (!concept) return h("td", { class: "pale" }, "–");
         const value = concept.contribution;
         const canvas = h("canvas", { class: "cell", "aria-hidden": "true" });
-        redraw.push(() => draw(canvas, entry, off.has(`${chosen}/${column.index}`) ? [] : [{ heat: concept.heatmap, against: (value ?? 1) < 0, top: column.top }], { ...view.drawing(), side: 160 }));
+        redraw.push(() => draw(canvas, entry, off.has(`${chosen}/${column.index}`) || !isPainted(concept) ? [] : [{ heat: concept.heatmap, against: (value ?? 1) < 0, top: column.top }], { ...view.drawing(), side: 160 }));
         return h("td", {}, h("span", { class: `number ${value === null ? "" : side(value)}` }, value === null ? concept.activation.toFixed(2) : signed(value)), canvas);
       }));
   });
   const select = h("select", { onchange: () => { chosen = select.value; view.rerender(); } }, names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
+  const together = h("input", { type: "checkbox", onchange: () => { grouped = together.checked; view.rerender(); } });
+  together.checked = grouped;
   const all = (on) => { order.forEach((c) => off[on ? "delete" : "add"](`${chosen}/${c.index}`)); view.rerender(); };
   const element = h("div", { class: "card" },
-    h("div", { class: "controls" }, h("label", {}, "Explainer ", select), h("button", { type: "button", onclick: () => all(true) }, "All columns on"), h("button", { type: "button", onclick: () => all(false) }, "All off")),
+    h("div", { class: "controls" }, h("label", {}, "Explainer ", select), h("button", { type: "button", onclick: () => all(true) }, "All columns on"), h("button", { type: "button", onclick: () => all(false) }, "All off"),
+      groups.some((group) => group.length > 1) ? h("label", { title: "Concepts that fire together in the same places" }, together, " One column per group") : null),
     versions.size > 1 ? h("p", { class: "bad" }, "These answers come from different versions of the model.") : null,
     h("p", { class: "pale" }, "Above each picture: what the concept adds (red, +) or takes (blue, −). Heat in a column has one scale, so a paler map is a weaker one."),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Images by concepts" },

@@ -36,6 +36,11 @@ export function signed(value) {
 /** The class of a signed number: for, against, or neither. */
 export const side = (value) => (Math.abs(value) < NOTHING ? "" : value < 0 ? "against" : "for");
 
+const SHOWN_AS_NOUGHT = 0.005; // contributions below it are 0.00: a map in colour would say more than there is
+
+/** Whether a concept's map is painted: red or blue speaks for or against, and one that adds 0.00 does neither. */
+export const isPainted = (concept) => concept.contribution === null || concept.contribution === undefined || Math.abs(concept.contribution) >= SHOWN_AS_NOUGHT;
+
 /** A share as percent: 99.8 %, > 99.9 %. */
 export function percent(share) {
   if (share > 0.9995 && share < 1) return "> 99.9 %";

@@ -1,6 +1,6 @@
 // One image explained: prediction, signed bars that add up, heat on the image with a switch per concept.
 
-import { figure, h, percent, side, signed } from "./dom.js";
+import { figure, h, isPainted, percent, side, signed } from "./dom.js";
 import { draw } from "./draw.js";
 import { gauge } from "./stability.js";
 
@@ -12,6 +12,13 @@ export const ranked = (concepts) => [...concepts].sort((a, b) => strength(b) - s
 export function total(explanation) {
   const parts = explanation.concepts.reduce((sum, c) => sum + (c.contribution ?? 0), 0);
   return parts + (explanation.bias ?? 0) + (explanation.residual ?? 0) + (explanation.others ?? 0);
+}
+
+/** The share that the listed concepts explain, of all that moves the value from its bias. */
+export function explainedShare(explanation) {
+  const listed = explanation.concepts.reduce((sum, c) => sum + Math.abs(c.contribution ?? 0), 0);
+  const whole = listed + Math.abs(explanation.others ?? 0) + Math.abs(explanation.residual ?? 0);
+  return whole > 0 ? listed / whole : 1;
 }
 
 export function addsUp(explanation) {
@@ -32,7 +39,7 @@ export function layersOf(entry) {
   const on = [];
   for (const explanation of entry.answer.explanations)
     for (const concept of explanation.concepts)
-      if (concept.heatmap && entry.shown.has(keyOf(explanation, concept)))
+      if (concept.heatmap && isPainted(concept) && entry.shown.has(keyOf(explanation, concept)))
         on.push({ heat: concept.heatmap, against: (concept.contribution ?? 1) < 0, size: strength(concept) });
   const most = Math.max(...on.map((layer) => layer.size), 1e-30);
   return on.map((layer) => ({ ...layer, weight: on.length > 1 ? 0.25 + 0.75 * layer.size / most : 1 }));
@@ -68,7 +75,7 @@ function table(entry, explanation, view) {
       box.checked = entry.shown.has(key);
       redraw.push(() => {
         box.checked = entry.shown.has(key);
-        draw(canvas, entry, [{ heat: concept.heatmap, against: (concept.contribution ?? 1) < 0 }], { ...view.drawing(), side: 96 });
+        draw(canvas, entry, isPainted(concept) ? [{ heat: concept.heatmap, against: (concept.contribution ?? 1) < 0 }] : [], { ...view.drawing(), side: 96 });
       });
       control = h("label", { class: "heat" }, box, canvas);
     }
@@ -86,7 +93,7 @@ function table(entry, explanation, view) {
     if (explanation.others) rows.push(plain("other concepts", explanation.others, "the concepts that are not listed"));
     rows.push(plain("residual", explanation.residual, "what the concepts leave unexplained"));
   }
-  const foot = gives ? h("tfoot", {}, h("tr", {}, h("td"), h("th", { scope: "row" }, "sum"),
+  const foot = gives ? h("tfoot", {}, h("tr", { class: "explained" }, h("td"), h("th", { scope: "row", colspan: "2" }, "explained by the concepts listed"), h("td", { class: "number" }, percent(explainedShare(explanation)))), h("tr", {}, h("td"), h("th", { scope: "row" }, "sum"),
     h("td", {}, addsUp(explanation)
       ? h("span", { class: "ok" }, `✓ equals the ${explanation.target_value_of ?? "logit"} of “${explanation.target.label}”, ${signed(explanation.target_value)}`)
       : h("span", { class: "bad" }, `✗ differs from ${signed(explanation.target_value)}`)),

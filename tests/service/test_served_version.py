@@ -27,6 +27,8 @@ def test_it_describes_its_explainers_by_the_contract(version):
         True,
         True,
     )
+    assert sorted(k for group in concepts.groups for k in group) == list(range(6))
+    assert concepts.groups == version.explainers["concepts"].groups
     assert concepts.labels == {k: f"concept {k}" for k in range(6)}
     assert (concepts.classes, concepts.searches, concepts.target_value_of) == (None, False, "logit")
     assert (heads.name, heads.gallery, heads.gallery_of_concepts) == ("heads", False, False)

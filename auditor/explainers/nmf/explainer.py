@@ -37,7 +37,9 @@ from auditor.subject.subject import Subject
 log = logging.getLogger(__name__)
 
 AUTO_RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+AUTO_POSITIONS = 2000  # of the images to choose on, by which concepts are grouped
 AUTO_GAIN = 0.03  # a next rank must lower the held-out error by this share of the smallest rank's to be worth it
+SPLIT_GAIN = 0.15  # the same where concepts only split: those that fire together in the same places are one group
 
 
 class NmfConfig(ExplainerConfig):
@@ -321,7 +323,11 @@ class NmfExplainer(Explainer):
         )  # fmt: skip
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
-        """Return the rank asked for; for ``auto`` the one beyond which the error on images Y hardly falls."""
+        """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y.
+
+        That is where the error hardly falls. A next rank that has no more groups of concepts than this one only splits
+        what is there, and must lower the error far more to be worth it.
+        """
         rank = self.config.rank
         top = min(X.shape)
         if isinstance(rank, int):
@@ -329,16 +335,20 @@ class NmfExplainer(Explainer):
         if rank is None:
             return min(10, top)
         errors: dict[int, float] = {}
+        n_groups: dict[int, int] = {}
         for r in [r for r in AUTO_RANKS if r <= top] or [1]:
             W = self._factorize(X, r, self.config.seed, self.config.init, progress).W
             errors[r] = relative_error(Y, W)
+            n_groups[r] = len(groups(project(Y[:, :AUTO_POSITIONS], W).T[:, :, None], seed=self.config.seed))
         ranks = sorted(errors)
         chosen = ranks[-1]
         for a, b in itertools.pairwise(ranks):
-            if errors[a] - errors[b] < AUTO_GAIN * errors[ranks[0]]:
+            wanted = SPLIT_GAIN if n_groups[b] <= n_groups[a] else AUTO_GAIN
+            if errors[a] - errors[b] < wanted * errors[ranks[0]]:
                 chosen = a
                 break
-        log.info("nmf: rank %d chosen by trial error %s", chosen, {r: round(e, 4) for r, e in errors.items()})
+        tried = {r: (round(e, 4), n_groups[r]) for r, e in errors.items()}
+        log.info("nmf: rank %d chosen by trial error and groups of concepts %s", chosen, tried)
         return chosen
 
     def _basis_stability(self, X: Tensor, W: Tensor, progress: Progress) -> float:

@@ -61,7 +61,7 @@ def draw(
         cells.append((first if one is None else overlay(grey, one, side=side), "1-Heatmap", INK))
         for c in sorted(e.concepts, key=lambda c: -(c.contribution or 0.0)):
             plus = (c.contribution or 0.0) >= 0
-            picture = first if c.heatmap is None else overlay(grey, c.heatmap, positive=plus, side=side)
+            picture = first if c.heatmap is None else overlay(grey, c.heatmap, positive=c.counts_for, side=side)
             quiet = c.note.partition(":")[0] in ("inactive", "dead")  # its map shows potential, not evidence
             text = f"#{c.index + 1}  {c.note.partition(':')[0] if quiet else f'{c.contribution:+.2f}'}"
             cells.append((first if quiet else picture, text, INK if quiet else RED if plus else BLUE))

@@ -129,3 +129,10 @@ def test_a_density_is_smoothed_and_its_highest_two_percent_are_in_full_colour():
     assert abs(np.asarray(overlay(black, density)).astype(int) - by_hand(black, soft, peak, RED).astype(int)).max() <= 1
     as_given = by_hand(black, density, 1e-3, RED).astype(int)
     assert abs(np.asarray(overlay(black, density, top=1e-3)).astype(int) - as_given).max() <= 1
+
+
+def test_a_map_that_speaks_neither_for_nor_against_is_not_painted():
+    image = torch.zeros(3, 6, 6)
+    bare = np.asarray(overlay(image, torch.zeros(2, 2)))
+    assert np.array_equal(np.asarray(overlay(image, torch.ones(2, 2), positive=None)), bare)
+    assert np.array_equal(np.asarray(overlay(image, torch.ones(2, 2), positive=None, top=1.0)), bare)

@@ -65,7 +65,7 @@ def test_a_group_that_cannot_be_taken_has_failed_with_the_reason(linear, chosen)
             raise NumericsError("no numbers today.")
 
     for group, entry in GROUPS.items():
-        if group != "basis":
+        if group not in ("basis", "groups"):  # these do not explain
             measures = take(group, case_of(linear, chosen, Broken()))
             assert set(measures) == set(entry.names)
             assert all(m.status == "failed" and "no numbers today" in m.reason for m in measures.values())

@@ -72,3 +72,11 @@ def test_probabilities_are_softmax_and_one_logit_is_a_sigmoid():
     assert (targets[1].index, targets[1].label, targets[1].logit) == (0, "a", 0.0)
     ((one,), _) = class_scores(torch.tensor([[0.3]]), subject_of("yes"), [0])
     assert one.probability == pytest.approx(1 / (1 + math.exp(-0.3)))
+
+
+def test_the_share_explained_counts_what_is_shown_against_all_that_moves_the_value():
+    e = explained(3.0, -1.0, 0.5, residual=-0.5)
+    assert e.explained_share(e.ranked()[:2]) == pytest.approx(4 / 5)
+    assert e.explained_share(e.concepts) == pytest.approx(4.5 / 5)
+    assert explained(1.0, None).explained_share([]) is None
+    assert explained(residual=0.0).explained_share([]) == 1.0

@@ -7,7 +7,9 @@ from auditor import Subject, fit, open_data
 from auditor.errors import LayerError, OptionError, TamperError
 from auditor.explainers.base import Explainer
 from auditor.explainers.layer_activations import as_columns
+from auditor.explainers.nmf.explainer import NmfExplainer, relative_error
 from auditor.kernels.factorization.projection import project
+from auditor.progress import silent
 from tests.auditor.subject.test_layer_discovery import small_vit
 
 
@@ -133,6 +135,21 @@ def test_rank_is_chosen_by_held_out_error(tmp_path):
     e = fit("nmf", subject, open_data(tmp_path / "x.npz"), layer="mix", rank="auto", refits=1)
     assert e.metrics["rank"] == 3
     assert e.metrics["relative_error"] < 0.05
+
+
+def test_one_thing_that_needs_many_directions_is_not_split_into_as_many():
+    """A plate lights up eight channels in ever another mix; two other things one channel each."""
+    rng = torch.Generator().manual_seed(0)
+    X = torch.zeros(10, 900)
+    fires = torch.rand(3, 900, generator=rng) < 0.2
+    X[:8] = fires[0] * (0.3 + torch.rand(8, 900, generator=rng))
+    X[8:] = fires[1:] * torch.rand(2, 900, generator=rng)
+    e = NmfExplainer(rank="auto", seed=0)
+    e.signed_, e.layer_ = False, "plate"
+    rank = e._choose_rank(X[:, :600], X[:, 600:], silent)
+    assert 2 <= rank <= 4
+    errors = [relative_error(X[:, 600:], e._factorize(X[:, :600], r, 0, "nndsvda", silent).W) for r in (4, 6)]
+    assert errors[0] - errors[1] > 0.03  # by the error alone it would go on
 
 
 @pytest.mark.parametrize(
