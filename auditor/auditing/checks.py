@@ -23,6 +23,7 @@ OF_EXPLAINERS = {
     "noise": "whether they stay the same under a little noise",
     "heatmaps": "overlap and spread of the heatmaps",
     "basis": "whether another fit finds the same concepts",
+    "groups": "what a class loses without its largest group of concepts",
 }
 CHECKS = {**OF_MODEL, **OF_EXPLAINERS}
 ALWAYS = "performance"

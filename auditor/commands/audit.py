@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CHECKS = (  # as in auditor.auditing.checks, which would load torch for --help
     *("performance", "layers", "reliance"),
-    *("faithfulness", "flipping", "randomisation", "noise", "heatmaps", "basis"),
+    *("faithfulness", "flipping", "randomisation", "noise", "heatmaps", "basis", "groups"),
 )
 UNFINISHED = "nothing was stored; the same command goes on from the parts that were finished"
 

@@ -132,5 +132,5 @@ def test_an_interruption_says_how_many_parts_are_finished(cli, shown, monkeypatc
     monkeypatch.setattr(module, "take", stopping)
     result = cli("audit", shown, "--data", DATA, "--images", "20", "--no-store")
     assert result.exit_code == 130
-    line = "interrupted; nothing was stored; 2 of 9 parts are finished, and the same command goes on from them."
+    line = "interrupted; nothing was stored; 2 of 10 parts are finished, and the same command goes on from them."
     assert line in result.stderr
