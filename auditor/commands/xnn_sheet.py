@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from auditor.commands.group import PICKLE, auditor, example, reports_errors
+from auditor.commands.group import JSON, PICKLE, auditor, example, reports_errors
 
 
 @auditor.command("xnn-sheet", epilog=example("auditor xnn-sheet models:/digits/1 xnn --data sklearn:digits"))
@@ -17,12 +17,15 @@ from auditor.commands.group import PICKLE, auditor, example, reports_errors
 @click.option("--images", "n", default=6, show_default=True, type=click.IntRange(min=1, max=64), help="Rows to draw.")
 @click.option("--out", default="sheet.png", show_default=True, type=click.Path(path_type=Path), help="PNG to write.")
 @PICKLE
+@JSON
 @reports_errors("the sheet is not finished")
-def xnn_sheet(model: str, name: str, data: str, target: str | None, n: int, out: Path, allow_pickle: bool) -> None:
-    """Draw image, 1-Heatmap and x-features with their contributions for the first images of DATA."""
+def xnn_sheet(
+    model: str, name: str, data: str, target: str | None, n: int, out: Path, allow_pickle: bool, as_json: bool
+) -> None:
+    """Draw image, 1-Heatmap and x-features with their contributions for images spread over the classes of DATA."""
     import torch
 
-    from auditor.commands.terminal import say, waiting
+    from auditor.commands.terminal import as_text, say, waiting
     from auditor.data.source import open_data
     from auditor.errors import OptionError
     from auditor.explainers.xnn.explainer import XnnExplainer
@@ -41,4 +44,4 @@ def xnn_sheet(model: str, name: str, data: str, target: str | None, n: int, out:
         path = draw_sheet(
             subject, explainer, images, out, target=None if target is None else subject.class_index(target)
         )
-    say(f"wrote {path}")
+    say(as_text({"name": name, "images": len(images), "sheet": str(path)}) if as_json else f"wrote {path}")
