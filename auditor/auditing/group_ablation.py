@@ -1,4 +1,4 @@
-"""Ablation of whole groups of concepts: what is left of a class without the group that speaks for it most.
+"""Ablation of whole groups of concepts: what is left of a class without the group that counts for it most.
 
 A thing that is spread over nine of ten concepts survives when any one of them is taken out, so groups of concepts that
 fire together go together, once with the residual kept (it may carry the same thing) and once without it.

@@ -47,9 +47,9 @@ class Concept:
 
     @property
     def counts_for(self) -> bool | None:
-        """Whether it speaks for the target (red) or against it (blue); None where it adds 0.00: then it has no colour.
+        """Whether it counts for the target (red) or against it (blue); None where it adds 0.00: then it has no colour.
 
-        A kind that gives relevance only has concepts that speak for the target.
+        A kind that gives relevance only has concepts that count for the target.
 
         >>> [Concept(0, "a", 1.0, c).counts_for for c in (0.7, -0.7, 0.004, None)]
         [True, False, None, True]

@@ -1,7 +1,7 @@
 """Whether a fitted explainer stands in for the model: limits of its fit's metrics, sentences about those exceeded.
 
 An explanation that does not give the model's decisions back explains something else. The limits are the same for all
-kinds that measure these; a metric that a kind does not measure has no say, one that is NaN speaks against it.
+kinds that measure these; a metric that a kind does not measure is left out, one that is NaN counts against it.
 """
 
 from __future__ import annotations

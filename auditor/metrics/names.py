@@ -46,7 +46,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
     "group_dominance": (
         "largest group of concepts",
-        "share of what speaks for a class that one group of concepts gives, in the class where it gives most",
+        "share of what counts for a class that one group of concepts gives, in the class where it gives most",
     ),
     "group_ablation": (
         "lost without the group",

@@ -65,7 +65,7 @@ def pooled_head(start: Node, steps: list[Node], values: Values, map_size: tuple[
     """Return the head that the operations after a map (channels, height, width) are; None where they are not one.
 
     ``steps`` are the operations above ``start`` in order, ``values`` the constants (weights) among their inputs. It is
-    read off the graph only; whoever uses it compares it with the network.
+    read off the graph only; callers compare it with the network.
     """
     chain = [n for n in steps if isinstance(n.meta.get("val"), Tensor) and n.target not in _NOTHING]
     if not _follow_each_other(start, chain) or len(map_size) != 3:

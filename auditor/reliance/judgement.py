@@ -242,7 +242,7 @@ def pictures(c: ClassReliance, cause: str) -> tuple[tuple[int, ...], Boxes | Non
 
 
 def most_telling(hidden: Sequence[Survival]) -> tuple[float, float, float]:
-    """Return the share of the image to speak of, what survives without it, and what survives the same elsewhere.
+    """Return the share of the image to name, what survives without it, and what survives the same elsewhere.
 
     Survival is the median over the fills of a share; a larger share must take more away to be worth naming.
     """

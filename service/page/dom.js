@@ -38,7 +38,7 @@ export const side = (value) => (Math.abs(value) < NOTHING ? "" : value < 0 ? "ag
 
 const SHOWN_AS_NOUGHT = 0.005; // contributions below it are 0.00: a map in colour would say more than there is
 
-/** Whether a concept's map is painted: red or blue speaks for or against, and one that adds 0.00 does neither. */
+/** Whether a concept's map is painted: red or blue counts for or against, and one that adds 0.00 does neither. */
 export const isPainted = (concept) => concept.contribution === null || concept.contribution === undefined || Math.abs(concept.contribution) >= SHOWN_AS_NOUGHT;
 
 /** A share as percent: 99.8 %, > 99.9 %. */
