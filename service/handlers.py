@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Mapping
@@ -107,7 +108,12 @@ class Routes:
         if name not in version.explainers:
             names = ", ".join(version.explainers) or "none"
             raise Problem(404, f"there is no explainer of this name; attached are: {names}.", code="unknown_explainer")
-        gallery = await asyncio.get_running_loop().run_in_executor(self.worker.threads, version.gallery, name)
+        n, asked = version.explainers[name].n_concepts, request.query_params.get("concept", "0")
+        if not asked.isdecimal() or len(asked) > 9 or int(asked) >= max(1, n):
+            sentence = f"concept: {name} has concepts 0 to {n - 1}, got {asked[:20]!r}."
+            raise Problem(404, sentence, code="unknown_concept")
+        work = functools.partial(version.gallery, name, int(asked))
+        gallery = await asyncio.get_running_loop().run_in_executor(self.worker.threads, work)
         return _json(gallery)
 
     # KServe, V1 protocol

@@ -95,12 +95,20 @@ class ServedVersion:
             for name, e in self.explainers.items()
         ]
 
-    def gallery(self, name: str) -> dict[str, Any]:
-        """Return what ``GET /gallery/{name}`` answers: the pictures the artifact keeps of each concept."""
+    def gallery(self, name: str, concept: int = 0) -> dict[str, Any]:
+        """Return what ``GET /gallery/{name}`` answers: the pictures the artifact keeps of each concept.
+
+        Of an explainer with concepts per class they are those of the class that ``concept`` belongs to.
+        """
         e = self.explainers[name]
+        sections = e.sections
+        section = next((i for i, (_, some) in enumerate(sections) if concept in some), 0)
+        wanted = sections[section][1] if len(sections) > 1 else None
         concepts = []
         for k, shots in enumerate(e.gallery.shots if e.gallery is not None else []):
             assert e.gallery is not None
+            if wanted is not None and k not in wanted:
+                continue
             pictures = [
                 {
                     "id": shot.id,
@@ -113,7 +121,8 @@ class ServedVersion:
                 for shot in shots
             ]
             concepts.append({"index": k, "label": e.gallery_label(k), "pictures": pictures})
-        return {"explainer": name, "kind": e.kind, "concepts": concepts}
+        listed = [{"title": title, "first": some.start} for title, some in sections] if wanted is not None else []
+        return {"explainer": name, "kind": e.kind, "concepts": concepts, "sections": listed, "section": section}
 
 
 def fingerprint(version: ModelVersion) -> str:

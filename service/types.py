@@ -288,12 +288,25 @@ class GalleryConcept(Message):
     pictures: list[GalleryPicture]
 
 
+class GallerySection(Message):
+    """Concepts that belong together, such as those of one class: their title and the number of the first of them."""
+
+    title: str
+    first: int
+
+
 class GalleryAnswer(Message):
-    """Answer of ``GET /gallery/{explainer}``; no concepts where the kind keeps no pictures."""
+    """Answer of ``GET /gallery/{explainer}``; no concepts where the kind keeps no pictures.
+
+    Where an explainer has concepts per class, ``sections`` lists them and ``concepts`` are those of one of them: of the
+    section that ``?concept=`` belongs to.
+    """
 
     explainer: str
     kind: str
     concepts: list[GalleryConcept]
+    sections: list[GallerySection] = []
+    section: int = Field(default=0, description="Which of the sections these concepts are of.")
 
 
 class KServeExplainAnswer(Message):

@@ -93,6 +93,7 @@ def fit(
         now_holds(f"{name!r} is attached and its network registered as {registered}")
     if as_json:
         answer = {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
+        answer["remarks"] = explainer.remarks()
         say(as_text({**answer, "registered": registered} if register else answer))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
@@ -116,6 +117,8 @@ def _show(explainer: Any, headline: str, sample_words: str | None, exported: boo
         say("the version's ONNX graph is stored; auditor serve uses it")
     if registered:
         say(f"its network is registered as {registered}")
+    for remark in explainer.remarks():
+        say(f"note: {remark}")
     table(["metric", "value"], [[key, f"{value:.4g}"] for key, value in explainer.metrics.items()])
 
 

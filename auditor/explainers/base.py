@@ -194,6 +194,10 @@ class Explainer(ABC):
         """Return the logits (batch, classes) when the explanation stands in for the model; None: only the target's."""
         return None
 
+    def remarks(self) -> list[str]:
+        """Return what the fit has to say of its images and choices, a sentence each."""
+        return []
+
     def shortcomings(self) -> list[str]:
         """Return, from the fit's metrics, why it does not stand in for the model; nothing where it does."""
         return shortcomings(self.metrics)
@@ -246,12 +250,20 @@ class Explainer(ABC):
         """Concepts that fire together in the same places, as groups of their numbers; each alone where unknown."""
         return [[k] for k in range(self.n_concepts)]
 
+    @property
+    def sections(self) -> list[tuple[str, range]]:
+        """Concepts that belong together, each run of them with a title; one run without a title for most kinds."""
+        return [("", range(self.n_concepts))]
+
     def concept_directions(self) -> Tensor | None:
         """Return its concepts as directions (channels, concepts) of ``layer_``, where they are that."""
         return None
 
-    def score_maps(self, subject: Subject, z: Tensor) -> Tensor:
-        """Return how strongly each concept is seen where, (batch, concepts, positions), from the layer's output."""
+    def score_maps(self, subject: Subject, z: Tensor, concepts: Sequence[int] | None = None) -> Tensor:
+        """Return how strongly concepts (default: all) are seen where, (batch, concepts, positions).
+
+        ``z`` is the layer's output.
+        """
         raise OptionError(f"concepts of kind {self.kind} have no score maps over a layer.")
 
     def label(self, index: int) -> str:

@@ -21,6 +21,8 @@ from auditor.explainers.gallery import Gallery, Shot
 from auditor.subject.subject import Subject
 
 SIDE = 96  # pixels of a picture on the page
+MOST_ROWS = 150  # concepts on one sheet; a page has them all
+MANY = 100  # concepts above which pictures of a page are stored as JPEG, which is a fifth of PNG
 TEXT, GAP, TOP = 300, 10, 44  # pixels of the sheet's text column, between pictures, and of its heading
 INK = (30, 30, 30)
 STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1150px;padding:0 1em;color:#1e1e1e}
@@ -28,6 +30,7 @@ h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .4em;border-top:1px solid 
 .shots img{margin:0 4px 4px 0;border-radius:3px;image-rendering:pixelated}.pale{color:#777}
 .bars{display:grid;grid-template-columns:10em 1fr 5em;gap:2px 8px;font-size:13px;max-width:640px}
 .bar{height:12px;align-self:center;border-radius:2px}figure{display:inline-block;margin:0 8px 8px 0}
+summary{cursor:pointer;font-size:1.1em;padding:.5em 0;border-top:1px solid #ddd}
 figcaption{font-size:12px;color:#777;max-width:200px}td,th{padding:2px 10px;text-align:right}"""
 
 
@@ -76,7 +79,8 @@ class ConceptPage:
             f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escaped(name)}: concepts</title>",
             f"<style>{STYLE}</style><h1>{e.n_concepts} concepts of {escaped(model)}, layer {escaped(e.layer_ or '')}"
             f"</h1><p class='pale'>explainer {escaped(name)} of kind {escaped(e.kind)}; {escaped(figures)}</p>",
-            *(part for number, group in enumerate(e.groups) for part in self._group(number, group)),
+            *(f"<p>{escaped(remark)}</p>" for remark in e.remarks()),
+            *(part for title, concepts in e.sections for part in self._section(title, concepts)),
             *self.sections(),
         ]
         return "\n".join(parts) + "</html>\n"
@@ -84,15 +88,16 @@ class ConceptPage:
     def sheet(self) -> Image.Image:
         """Return the same rows as one picture: name and classes on the left, the top images on the right."""
         e, rows = self.explainer, self.rows()
-        order = [(number, k) for number, group in enumerate(e.groups) for k in group]
+        order = [(number, k) for number, group in enumerate(e.groups) for k in group][:MOST_ROWS]
         tiles = [self._tiles(k) for _, k in order]
         widths = [TEXT + (SIDE + GAP) * max(self.gallery.n_top, *map(len, tiles))]
         widths += [GAP + sum(p.width + GAP for p in pictures) for _, pictures in rows]
         below = sum(max(p.height for p in pictures) + 44 for _, pictures in rows)
-        sheet = Image.new("RGB", (max(widths), TOP + e.n_concepts * (SIDE + GAP) + below), (255, 255, 255))
+        sheet = Image.new("RGB", (max(widths), TOP + len(order) * (SIDE + GAP) + below), (255, 255, 255))
         draw = ImageDraw.Draw(sheet)
         font, small = ImageFont.load_default(16), ImageFont.load_default(12)
-        draw.text((GAP, 12), f"{e.name or e.kind}: {e.n_concepts} concepts of layer {e.layer_}", INK, font)
+        left_out = "" if len(order) == e.n_concepts else f", the first {len(order)} (the .html page has all)"
+        draw.text((GAP, 12), f"{e.name or e.kind}: {e.n_concepts} concepts of layer {e.layer_}{left_out}", INK, font)
         y = TOP
         for (number, k), pictures in zip(order, tiles, strict=True):
             draw.text((GAP, y), f"{k}. {e.label(k)[:34]}", INK, font)
@@ -113,13 +118,20 @@ class ConceptPage:
             y += max(p.height for p in pictures) + 44
         return sheet
 
+    def _section(self, title: str, concepts: range) -> list[str]:
+        """Return a run of concepts by groups; under a title that opens and closes where it has one."""
+        rows = [(number, group) for number, group in enumerate(self.explainer.groups) if group[0] in concepts]
+        body = [part for number, group in rows for part in self._group(number, group)]
+        return [f"<details><summary>{escaped(title)}</summary>", *body, "</details>"] if title else body
+
     def _group(self, number: int, group: list[int]) -> list[str]:
         """Return the concepts of a group, under one heading where there are several."""
         head = f"Group {number}: concepts {', '.join(map(str, group))} fire together in the same places"
         return [*([f"<h2 class='group'>{head}</h2>"] if len(group) > 1 else []), *map(self._concept, group)]
 
     def _concept(self, k: int) -> str:
-        shots = "".join(img(self.explainer.picture(k, s, SIDE), self._caption(s)) for s in self.gallery.shots[k])
+        small = self.explainer.n_concepts > MANY
+        shots = "".join(img(self.explainer.picture(k, s, SIDE), self._caption(s), small) for s in self.gallery.shots[k])
         return (
             f"<section id='concept-{k}'><h2>{k}. {escaped(self.explainer.label(k))}</h2>"
             + "".join(figure(picture, text) for picture, text in self.figures(k))
@@ -174,11 +186,12 @@ def figure(picture: Image.Image, text: str) -> str:
     return f"<figure>{img(picture, text)}<figcaption>{escaped(text)}</figcaption></figure>"
 
 
-def img(picture: Image.Image, text: str) -> str:
-    """Return a picture as HTML that holds its bytes."""
+def img(picture: Image.Image, text: str, small: bool = False) -> str:
+    """Return a picture as HTML that holds its bytes, as PNG or, to be small, as JPEG."""
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG")
-    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    kind = "JPEG" if small else "PNG"
+    picture.convert("RGB").save(buffer, kind, quality=85)
+    source = f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return f"<img alt='{escaped(text)}' title='{escaped(text)}' src='{source}'>"
 
 

@@ -40,11 +40,14 @@ class Gallery:
         self.label_names = None if label_names is None else tuple(label_names)
         self.shots: list[list[Shot]] = [[] for _ in range(n_concepts)]
 
-    def offer(self, batch: Batch, scores: Tensor) -> None:
-        """Look at a batch with scores (batch, concepts, positions) and keep what beats the present top."""
+    def offer(self, batch: Batch, scores: Tensor, first: int = 0) -> None:
+        """Look at a batch with scores (batch, concepts, positions) and keep what beats the present top.
+
+        The scores are of the concepts from ``first`` on.
+        """
         peak, where = scores.max(-1)  # (batch, concepts)
         labels = batch.labels if self.label_names is None else batch.source_labels
-        for k, shots in enumerate(self.shots):
+        for k, shots in enumerate(self.shots[first : first + scores.shape[1]]):
             floor = shots[-1].score if len(shots) == self.n_top else 0.0
             order = peak[:, k].argsort(descending=True, stable=True)[: self.n_top]
             for i in order.tolist():

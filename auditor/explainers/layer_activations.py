@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +14,8 @@ from auditor.errors import NumericsError
 from auditor.progress import Progress
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
+
+MOST_NUMBERS = 2_500_000  # of the images of one pass: 16 photos at 224; more are no faster and take gigabytes
 
 
 class Reservoir:
@@ -61,10 +64,14 @@ def harvest(
     batch_size: int,
     progress: Progress,
 ) -> Iterator[tuple[Batch, slice, Tensor, Tensor]]:
-    """Yield batch, its rows of the data, logits and activations; NaN and infinite activations are an error."""
+    """Yield batch, its rows of the data, logits and activations; NaN and infinite activations are an error.
+
+    A pass takes ``batch_size`` images, fewer where they are large.
+    """
     start, total = 0, len(data)
+    at_once = max(8, MOST_NUMBERS // math.prod(subject.input_shape))
     with torch.no_grad():
-        for batch in data.batches(subject, batch_size):
+        for batch in data.batches(subject, min(batch_size, at_once)):
             logits, activations = subject.run(batch.images, [layer])
             z = activations[layer]
             bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
@@ -83,3 +90,12 @@ def as_columns(layout: Layout, z: Tensor) -> Tensor:
     """Return activations (batch, …) as one matrix (channels, batch * positions)."""
     p = layout.to_positions(z)
     return p.permute(1, 0, 2).reshape(p.shape[1], -1)
+
+
+def check_varies(layer: str, X: Tensor) -> None:
+    """Raise when a layer puts out the same everywhere: columns X (channels, n) then hold nothing to factorize."""
+    if X.shape[1] > 1 and float((X - X[:, :1]).abs().max()) <= 1e-6 * float(X.abs().max()):
+        raise NumericsError(
+            f"layer {layer!r}: its activations are constant, the same at every position of all images, so they hold no "
+            "concepts; take another layer (auditor layers lists them)."
+        )

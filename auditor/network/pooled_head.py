@@ -124,7 +124,7 @@ def _kind_of(node: Node, map_size: tuple[int, ...]) -> str:
 def _is_pointwise(node: Node) -> bool:
     """Whether a convolution looks at one position at a time, without stride, padding or groups."""
     weight = node.args[1].meta.get("val")
-    options: list[Any] = list(node.args[3:7])
-    stride, padding, _, groups = options + [[1, 1], [0, 0], [1, 1], 1][len(options) :]
+    given = dict(enumerate(node.args))
+    stride, padding, groups = given.get(3, [1, 1]), given.get(4, [0, 0]), given.get(6, 1)
     plain = list(stride) == [1, 1] and list(padding) == [0, 0] and groups == 1
     return plain and weight is not None and tuple(weight.shape[2:]) == (1, 1)

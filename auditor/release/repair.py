@@ -96,8 +96,8 @@ def repair(
     layer = explainer.layer_
     layout = subject.layout(layer)
     images = _images(subject, data, layer, seed, progress)
-    S = torch.cat([explainer.score_maps(subject, part) for part in torch.split(images.z, BATCH)])
-    unwanted = S[:, concepts].sum(1)  # (images, positions)
+    S = torch.cat([explainer.score_maps(subject, part, concepts) for part in torch.split(images.z, BATCH)])
+    unwanted = S.sum(1)  # (images, positions)
     faint = unwanted.flatten().kthvalue(max(1, unwanted.numel() // 20)).values  # where they are seen everywhere
     absent = unwanted <= torch.maximum(ABSENT * unwanted.max(), faint)
     mean = layout.to_positions(images.z).transpose(1, 2)[absent].double().mean(0)

@@ -37,7 +37,7 @@ async function ask(path, init = {}) {
 export const model = () => ask("model");
 export const explainers = () => ask("explainers");
 export const samples = () => ask("samples");
-export const gallery = (name) => ask(`gallery/${encodeURIComponent(name)}`);
+export const gallery = (name, concept = 0) => ask(`gallery/${encodeURIComponent(name)}${concept ? `?concept=${concept}` : ""}`);
 export const explain = (body, signal) => ask("explain", { method: "POST", body: JSON.stringify(body), signal });
 
 /** A file's bytes in base64, as the service takes them. */

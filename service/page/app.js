@@ -183,7 +183,7 @@ function render() {
   } else if (state.tab === "gallery") {
     const { name, at } = state.gallery;
     state.gallery.at = null;
-    attempt(() => galleryView(byId("gallery"), state.explainers, name, at, (chosen) => { state.gallery = { name: chosen, at: null }; render(); byId("gallery").querySelector("select").focus(); }));
+    attempt(() => galleryView(byId("gallery"), state.explainers, name, at, (chosen, concept = null) => { state.gallery = { name: chosen, at: concept }; render(); byId("gallery").querySelector("select").focus(); }));
   }
   state.refresh();
 }

@@ -152,7 +152,8 @@ export function explanationView(entry, view) {
     if (explanation.problem) return h("section", { class: "card" }, title, h("p", {}, explanation.problem));
     const made = table(entry, explanation, tableView);
     redraw.push(...made.redraw);
-    return h("section", { class: "card" }, title, made.element, explanation.extra?.path ? pathOf(explanation, view) : null);
+    const words = explanation.extra?.basis?.words; // which of its bases explains the image, where classes have their own
+    return h("section", { class: "card" }, title, words ? h("p", { class: "pale" }, words) : null, made.element, explanation.extra?.path ? pathOf(explanation, view) : null);
   });
   const picture = h("section", { class: "card picture" },
     h("h3", {}, entry.name),

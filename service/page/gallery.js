@@ -19,8 +19,13 @@ export async function galleryView(panel, explainers, name, at, choose) {
   box.checked = heat;
   const list = h("div", { class: heat ? "concepts" : "concepts no-heat", "aria-busy": "true" }, h("p", { class: "pale" }, "fetching …"));
   panel.replaceChildren(h("div", { class: "card controls" }, h("label", {}, "Explainer ", select), h("label", {}, box, " show where")), list);
-  if (!galleries.has(explainer.digest)) galleries.set(explainer.digest, await gallery(explainer.name));
-  const { concepts } = galleries.get(explainer.digest);
+  const key = `${explainer.digest} ${at ?? 0}`;
+  if (!galleries.has(key)) galleries.set(key, await gallery(explainer.name, at ?? 0));
+  const { concepts, sections = [], section = 0 } = galleries.get(key);
+  if (sections.length > 1) {
+    const of = h("select", { onchange: () => choose(explainer.name, Number(of.value)) }, sections.map((s, i) => h("option", { value: s.first, selected: i === section }, s.title)));
+    panel.querySelector(".controls").append(h("label", {}, "of ", of));
+  }
   list.removeAttribute("aria-busy");
   if (!concepts.length) {
     list.replaceChildren(h("p", { class: "pale" }, `Explainers of kind ${explainer.kind} keep no pictures.`));

@@ -44,6 +44,7 @@ from auditor.explainers.coupled.latent_space import (
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import CROP, Gallery, Shot
+from auditor.explainers.layer_activations import check_varies
 from auditor.kernels.factorization.coupled import Coupling, Penalties, couple, project_coupled
 from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.network.above_layer import prepare_above_layer
@@ -332,6 +333,8 @@ class CoupledExplainer(Explainer):
         for b, x in zip(self.blocks_, blocks[False], strict=True):
             if not bool(torch.isfinite(x).all()):
                 raise NumericsError(f"coupled: block {b.name!r} has NaN or infinite values; correct the model first.")
+            if b.layer is not None:
+                check_varies(b.layer, x)
         both = _join(examples[False], subject), _join(examples[True], subject)
         return blocks[False], blocks[True], *both, images.first(start)
 

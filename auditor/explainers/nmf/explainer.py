@@ -3,6 +3,9 @@
 Activations of all images, read as channels by positions, are factorized  A ~ W S,  W >= 0 and S >= 0: the columns of W
 are concepts, S says where each is seen. A new image is projected on the basis (S only), and its concepts' contributions
 add up to the logit (see `contributions`). A signed layer (GELU, no ReLU) is factorized by semi-NMF: W free, S >= 0.
+
+Ten concepts of all images stand in for a model of ten classes, not for one of a thousand. There every predicted class
+gets a basis of its own (`class_fit`), and an image is explained with the basis of its target (`class_bases`).
 """
 
 from __future__ import annotations
@@ -10,23 +13,29 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from auditor.data.source import Data
-from auditor.errors import NumericsError, OptionError
+from auditor.errors import NumericsError, OptionError, TamperError
+from auditor.explainers.activation_store import ActivationStore
 from auditor.explainers.base import Explainer, ExplainerConfig, Reads
 from auditor.explainers.contributions import contributions
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
-from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
+from auditor.explainers.layer_activations import Reservoir, as_columns, check_varies, harvest
+from auditor.explainers.nmf.basis_choice import TRIED, objection, some_columns
+from auditor.explainers.nmf.class_bases import ClassBases, ClassBasis
+from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis
+from auditor.explainers.nmf.class_report import ClassReport
+from auditor.explainers.nmf.config import NmfConfig
+from auditor.explainers.nmf.shards import Shards
+from auditor.explainers.predicted_classes import PredictedClasses
 from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
-from auditor.kernels.factorization.streaming import factorize_stream
 from auditor.metrics.concept_groups import dominance, groups
 from auditor.metrics.concept_matching import match_columns
 from auditor.network.above_layer import prepare_above_layer
@@ -42,30 +51,6 @@ AUTO_GAIN = 0.03  # a next rank must lower the held-out error by this share of t
 SPLIT_GAIN = 0.15  # the same where concepts only split: those that fire together in the same places are one group
 
 
-class NmfConfig(ExplainerConfig):
-    """Options of kind ``nmf``."""
-
-    rank: int | Literal["auto"] | None = Field(
-        default=None,
-        description="Number of concepts; 'auto' chooses by the error on images set aside; default 10 or what fits.",
-    )
-    init: Literal["nndsvda", "random"] = Field(default="nndsvda", description="Start of the factorization.")
-    max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
-    tol: float = Field(default=1e-4, gt=0, description="Stop when ten sweeps gain less than this share.")
-    max_positions: int = Field(default=40_000, ge=16, description="Positions kept in memory for the factorization.")
-    epochs: int = Field(
-        default=0, ge=0, description="Passes over all positions that refine the basis beyond those kept in memory."
-    )
-    held_out_every: int = Field(
-        default=5,
-        ge=2,
-        description="Each n-th image is held out for the metrics; every second of these chooses rank=auto.",
-    )
-    max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
-    refits: int = Field(default=2, ge=1, description="Re-fits from other starts, for the basis stability.")
-    top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept, as small crops.")
-
-
 class NmfExplainer(Explainer):
     """Concept basis of one layer by NMF (semi-NMF where the layer is signed).
 
@@ -75,15 +60,22 @@ class NmfExplainer(Explainer):
     kind: ClassVar[str] = "nmf"
     Config: ClassVar[type[ExplainerConfig]] = NmfConfig
     headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error", "basis_stability")
-    remedy: ClassVar[str] = "more concepts (--set rank=30), another layer (auditor layers), or more images"
+    remedy: ClassVar[str] = (
+        "more concepts (--set rank=30), a basis per class (--set bases=class), another layer (auditor layers), or at "
+        "least four images of every class"
+    )
 
-    W_: Tensor  # (channels, concepts), unit columns, the most important first
+    W_: Tensor  # (channels, concepts), unit columns, the most important of each basis first
+    bases_: ClassBases  # which of the concepts explain which class
+    weights_: Tensor  # (bases, channels) by which channels count in a projection; ones for the shared basis
+    remarks_: list[str]  # what the fit has to say of its images and choices
     importance_: Tensor  # (concepts,) mean |contribution| to the predicted class, held-out images
-    by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted; 0 where it never was
+    by_class_: Tensor  # (shared concepts, classes) mean contribution when the class is predicted; 0 where it never was
+    to_own_class_: Tensor  # (concepts,) mean contribution to the class the concept is of; 0 for shared ones
     signed_: bool
     gallery_: Gallery
     groups_: list[list[int]]  # concepts that fire together in the same places
-    _ready: tuple[Tensor, Basis] | None = None  # the basis made ready for projection, and the W it was made of
+    _ready: tuple[Tensor, dict[int, Basis]] | None = None  # bases made ready for projection, and the W they are of
 
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
         """Fit the basis on the data; every n-th image is held out for the metrics."""
@@ -95,39 +87,16 @@ class NmfExplainer(Explainer):
         if isinstance(cfg.rank, int) and cfg.rank < 1:
             raise OptionError(f"nmf: rank must be at least 1, got {cfg.rank}.")
         parts = FittedImages.each(len(data), cfg.held_out_every, choose=cfg.rank == "auto")
-        learned, trial = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
-        n_images, low = 0, 0.0
-        for batch, rows, _, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress):
-            learned.put(as_columns(layout, z[parts.learn[rows]]))
-            trial.put(as_columns(layout, z[parts.choose[rows]]))
-            low = min(low, float(z.min()))
-            n_images += len(batch)
-        X, Y = learned.columns(), trial.columns()
-        parts = parts.first(n_images)
-        if not bool(parts.report.any()):
-            log.warning(
-                "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
-            )
-        elif cfg.rank == "auto":
-            parts.warn_if_few(self.kind, "the rank")
-        if Y.shape[1] == 0:
-            Y = X
-        self.signed_ = low < 0
-        if self.signed_:
-            log.info("nmf: layer %s has negative values; semi-NMF is used (basis free, scores non-negative)", layer)
-        self.layer_ = layer
-        rank = self._choose_rank(X, Y, progress)
-        best = self._factorize(X, rank, cfg.seed, cfg.init, progress)
-        self.W_ = best.W
-        self.metrics = {
-            "rank": float(rank),
-            "kkt": best.kkt,
-            "fit_relative_error": best.relative_error,
-            "basis_stability": self._basis_stability(X, best.W, progress),
-        }
-        if cfg.epochs:
-            self._stream(subject, data, layout, parts, progress)
-        self._measure(subject, data, layout, parts, progress)
+        self.layer_, self.remarks_ = layer, []
+        with ActivationStore(cfg.class_images, cfg.seed) as stored, ActivationStore(len(data), cfg.seed) as held:
+            X, Y, parts, predicted = self._harvest(subject, data, layout, parts, (stored, held), progress)
+            if self._goes_per_class(subject, layout, X, stored, progress):
+                self._fit_classes(subject, data, layout, X, (stored, held), predicted, progress)
+            else:
+                self._fit_shared(subject, data, layout, X, Y, parts, progress)
+        self.metrics["unmet"] = predicted.unmet
+        thin = predicted.too_thin() if self.metrics["f_cls"] < 0.5 else ""
+        self.remarks_ += [*predicted.remarks(), *([thin] if thin else [])]
         self.record_fit(subject, data, layer, parts)
         return self
 
@@ -147,8 +116,36 @@ class NmfExplainer(Explainer):
 
     @property
     def contributions_by_class(self) -> Tensor:
-        """Mean contribution (concepts, classes) when the class is predicted."""
-        return self.by_class_
+        """Mean contribution (concepts, classes) when the class is predicted; of a class's concepts to that class."""
+        if not self.bases_.are_per_class:
+            return self.by_class_
+        dense = torch.zeros(self.n_concepts, self.by_class_.shape[1])
+        dense[: len(self.by_class_)] = self.by_class_
+        for basis in self.bases_.parts[1:]:
+            dense[basis.first : basis.stop, basis.index] = self.to_own_class_[basis.first : basis.stop]
+        return dense
+
+    @property
+    def sections(self) -> list[tuple[str, range]]:
+        """The shared concepts and those of every class, under what each basis was made of."""
+        if not self.bases_.are_per_class:
+            return super().sections
+        return [(basis.words, basis.concepts) for basis in self.bases_.parts]
+
+    def label(self, index: int) -> str:
+        """Return the name a person gave to a concept, or its number, with its class where it is of one."""
+        basis = self.bases_.of_concept(index)
+        return self.labels.get(index, f"concept {index}" if basis.is_shared else f"{basis.name}: concept {index}")
+
+    def remarks(self) -> list[str]:
+        """Return what the fit has to say of its images and choices."""
+        return self.remarks_
+
+    def shortcomings(self) -> list[str]:
+        """Return why it does not stand in for the model; where the images cannot show it, that alone."""
+        reasons = super().shortcomings()
+        thin = [remark for remark in self.remarks_ if "no basis can stand in" in remark]
+        return thin if thin and reasons else reasons
 
     @property
     def groups(self) -> list[list[int]]:
@@ -159,10 +156,19 @@ class NmfExplainer(Explainer):
         """Return the basis (channels, concepts)."""
         return self.W_
 
-    def score_maps(self, subject: Subject, z: Tensor) -> Tensor:
-        """Return the scores of the layer's output."""
+    def score_maps(self, subject: Subject, z: Tensor, concepts: Sequence[int] | None = None) -> Tensor:
+        """Return the scores of the layer's output, each concept's by the projection on its own basis."""
         assert self.layer_ is not None
-        return self.scores(subject.layout(self.layer_), z)
+        layout = subject.layout(self.layer_)
+        wanted = list(range(self.n_concepts)) if concepts is None else list(concepts)
+        of_basis: dict[int, Tensor] = {}
+        maps = []
+        for k in wanted:
+            basis = self.bases_.of_concept(k)
+            if basis.first not in of_basis:
+                of_basis[basis.first] = self.scores(layout, z, basis)
+            maps.append(of_basis[basis.first][:, k - basis.first])
+        return torch.stack(maps, 1)
 
     def reads(self) -> Reads:
         """Return the one layer of the basis."""
@@ -187,18 +193,29 @@ class NmfExplainer(Explainer):
     ) -> list[Explanation]:
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
-        layout, z = subject.layout(self.layer_), activations[self.layer_]
-        return self.explain_scores(
-            subject, logits, z, self.scores(layout, z), self.targets_for(subject, logits, targets)
-        )
+        z, chosen = activations[self.layer_], self.targets_for(subject, logits, targets)
+        explanations: dict[int, Explanation] = {}
+        for basis, rows in self.rows_by_basis(chosen):
+            here = [chosen[i] for i in rows]
+            explanations.update(zip(rows, self._explain(subject, logits[rows], z[rows], basis, here), strict=True))
+        return [explanations[i] for i in range(len(chosen))]
 
-    def explain_scores(
-        self, subject: Subject, logits: Tensor, z: Tensor, S: Tensor, targets: list[int]
+    def rows_by_basis(self, targets: Sequence[int]) -> Iterator[tuple[ClassBasis, list[int]]]:
+        """Yield every basis that explains one of the targets, with the rows it explains."""
+        rows: dict[int, list[int]] = {}
+        for i, target in enumerate(targets):
+            rows.setdefault(self.bases_.for_class(target).first, []).append(i)
+        for some in rows.values():
+            yield self.bases_.for_class(targets[some[0]]), some
+
+    def _explain(
+        self, subject: Subject, logits: Tensor, z: Tensor, basis: ClassBasis, targets: list[int]
     ) -> list[Explanation]:
-        """Explain from scores S (batch, concepts, positions) that are already known."""
+        """Explain rows that share a basis."""
         assert self.layer_ is not None
         layout = subject.layout(self.layer_)
-        c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets)
+        S = self.scores(layout, z, basis)
+        c = contributions(subject, self.layer_, layout, z, logits, self.directions(basis).to(z), S, targets)
         predictions, target_scores = class_scores(logits, subject, targets)
         maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
         # whole tensors become lists at once: number by number costs more than the mathematics
@@ -217,51 +234,236 @@ class NmfExplainer(Explainer):
                     Concept(
                         index=k,
                         label=self.label(k),
-                        activation=means[i][k],
-                        contribution=parts[i][k],
-                        heatmap=maps[i, k],
+                        activation=means[i][j],
+                        contribution=parts[i][j],
+                        heatmap=maps[i, j],
                     )
-                    for k in range(S.shape[1])
+                    for j, k in enumerate(basis.concepts)
                 ),
-                extra={"integration_error": errors[i]},
+                extra={"integration_error": errors[i], **self._about(basis, target_scores[i].label)},
             )
             for i in range(len(targets))
         ]
 
+    def _about(self, basis: ClassBasis, target: str) -> dict[str, Any]:
+        """Return what an explanation says of its basis, where classes have their own."""
+        if not self.bases_.are_per_class:
+            return {}
+        why = f"no image of {target} was in the fit: " if basis.is_shared else ""
+        return {"basis": {"class": basis.name, "images": basis.images, "words": why + basis.words}}
+
+    def lines(self, explanation: Explanation) -> list[str]:
+        """Return which basis explains the image, where classes have their own."""
+        basis = explanation.extra.get("basis")
+        return [basis["words"]] if isinstance(basis, Mapping) else []
+
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
-        """Return the logits of the layer as the concepts reconstruct it."""
+        """Return the logits of the layer as the concepts of each image's basis reconstruct it."""
         assert self.layer_ is not None
         layout, logits_hat = subject.layout(self.layer_), []
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
-                z = subject.activations(part, [self.layer_])[self.layer_]
-                z_hat = layout.from_positions(self.W_.to(z) @ self.scores(layout, z), z)
+                logits, taken = subject.run(part, [self.layer_])
+                z = taken[self.layer_]
+                z_hat = self.reconstructed(layout, z, self.targets_for(subject, logits, None))
                 logits_hat.append(subject.forward_from(self.layer_, z_hat))
         return torch.cat(logits_hat)
 
-    def scores(self, layout: Layout, z: Tensor) -> Tensor:
-        """Return the scores S (batch, concepts, positions) of activations by non-negative projection."""
+    def reconstructed(self, layout: Layout, z: Tensor, targets: Sequence[int]) -> Tensor:
+        """Return the layer's output as the concepts of each target's basis give it, in the shape of ``z``."""
+        positions = torch.empty_like(layout.to_positions(z))
+        for basis, rows in self.rows_by_basis(targets):
+            positions[rows] = self.directions(basis).to(z) @ self.scores(layout, z[rows], basis)
+        return layout.from_positions(positions, z)
+
+    def directions(self, basis: ClassBasis) -> Tensor:
+        """Return the concepts (channels, concepts) of one basis."""
+        return self.W_[:, basis.first : basis.stop]
+
+    def scores(self, layout: Layout, z: Tensor, basis: ClassBasis | None = None) -> Tensor:
+        """Return the scores S (batch, concepts, positions) by non-negative projection on a basis (default: shared).
+
+        Channels count by the weights of the basis.
+        """
+        basis = basis or self.bases_.shared
         if self._ready is None or self._ready[0] is not self.W_:
-            self._ready = self.W_, prepare(self.W_)
-        return project_images(layout.to_positions(z), self._ready[1])
+            self._ready = self.W_, {}
+        ready, weights = self._ready[1], self.weights_[self.bases_.parts.index(basis)]
+        if basis.first not in ready:
+            ready[basis.first] = prepare(self.directions(basis) * weights[:, None])
+        p = layout.to_positions(z)
+        return project_images(p if basis.is_shared else p * weights.to(p)[:, None], ready[basis.first])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return basis, importance, contributions by class and the gallery's crops."""
+        """Return the bases, importance, contributions by class and the gallery's crops."""
         tensors = {"basis": self.W_, "importance": self.importance_, "by_class": self.by_class_}
+        if self.bases_.are_per_class:
+            tensors |= {"channel_weights": self.weights_, "to_own_class": self.to_own_class_}
         return {**tensors, **self.gallery_.tensors()}
 
     def state(self) -> dict[str, Any]:
-        """Return the sign of the layer and the gallery's captions."""
-        return {"signed": self.signed_, "gallery": self.gallery_.captions(), "groups": self.groups_}
+        """Return the sign of the layer, which concepts are of which class, and the gallery's captions."""
+        state = {"signed": self.signed_, "gallery": self.gallery_.captions(), "groups": self.groups_}
+        if self.bases_.are_per_class:
+            state["bases"] = self.bases_.to_json()
+        return {**state, **({"remarks": self.remarks_} if self.remarks_ else {})}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
-        """Take back a stored basis."""
+        """Take back stored bases."""
         self.W_, self.importance_, self.by_class_ = tensors["basis"], tensors["importance"], tensors["by_class"]
+        n = self.W_.shape[1]
+        self.bases_ = ClassBases.restore(state.get("bases"), n)
+        self.weights_ = tensors.get("channel_weights", torch.ones(1, self.W_.shape[0]))
+        self.to_own_class_ = tensors.get("to_own_class", torch.zeros(n))
+        if self.weights_.shape != (len(self.bases_), self.W_.shape[0]) or len(self.to_own_class_) != n:
+            raise TamperError("the artifact's class bases and its tensors do not fit together; attach it again.")
         self.signed_ = bool(state["signed"])
+        self.remarks_ = [str(remark) for remark in state.get("remarks", [])]
         self.gallery_ = Gallery.restore(tensors, state["gallery"])
-        self.groups_ = [[int(k) for k in part] for part in state.get("groups", [[k] for k in range(self.n_concepts)])]
+        self.groups_ = [[int(k) for k in part] for part in state.get("groups", [[k] for k in range(n)])]
 
     # inside
+
+    def _harvest(
+        self,
+        subject: Subject,
+        data: Data,
+        layout: Layout,
+        parts: FittedImages,
+        stores: tuple[ActivationStore, ActivationStore],
+        progress: Progress,
+    ) -> tuple[Tensor, Tensor, FittedImages, PredictedClasses]:
+        """Read all images once: columns to learn from and to choose on, activations by predicted class."""
+        cfg: NmfConfig = self.config
+        assert self.layer_ is not None
+        learned, trial = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
+        measured = data.draw(cfg.max_eval, cfg.seed, parts.report) if bool(parts.report.any()) else parts.report
+        predicted, n_images, low = PredictedClasses(subject), 0, 0.0
+        for batch, rows, logits, z in harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=progress):
+            learned.put(as_columns(layout, z[parts.learn[rows]]))
+            trial.put(as_columns(layout, z[parts.choose[rows]]))
+            classes = predicted.add(logits, parts.learn[rows])
+            if self._may_be_per_class:
+                for store, mask in zip(stores, (parts.learn[rows], measured[rows]), strict=True):
+                    some = mask.nonzero()[:, 0]
+                    store.put((some + rows.start).tolist(), classes[some].tolist(), z[some])
+            low = min(low, float(z.min()))
+            n_images += len(batch)
+        X, Y = learned.columns(), trial.columns()
+        check_varies(self.layer_, X)
+        parts = parts.first(n_images)
+        if not bool(parts.report.any()):
+            log.warning(
+                "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
+            )
+        elif cfg.rank == "auto":
+            parts.warn_if_few(self.kind, "the rank")
+        self.signed_ = low < 0
+        if self.signed_:
+            log.info("nmf: layer %s has negative values; semi-NMF is used", self.layer_)
+        return X, Y if Y.shape[1] else X, parts, predicted
+
+    @property
+    def _may_be_per_class(self) -> bool:
+        cfg: NmfConfig = self.config
+        return cfg.bases == "class" or (cfg.bases == "auto" and not isinstance(cfg.rank, int) and cfg.target is None)
+
+    def _goes_per_class(
+        self, subject: Subject, layout: Layout, X: Tensor, stored: ActivationStore, progress: Progress
+    ) -> bool:
+        """Whether every class gets a basis: asked for, or one shared basis keeps too few classes or restates them."""
+        cfg: NmfConfig = self.config
+        if cfg.bases != "auto" or not self._may_be_per_class or len(stored.classes) < 2:
+            return cfg.bases == "class"
+        rank = min(10, *X.shape)
+        self.take_basis(self._factorize(some_columns(X), rank, cfg.seed, cfg.init, progress).W)
+        rows = {row: k for k in stored.classes for row in stored.rows_of(k)}
+        some = [sorted(rows)[i] for i in torch.linspace(0, len(rows) - 1, min(TRIED, len(rows))).long().tolist()]
+        z, classes = stored.read(some).to(subject.device), torch.tensor([rows[row] for row in some])
+        S = self.scores(layout, z)
+        with torch.no_grad():
+            z_hat = layout.from_positions(self.W_.to(z) @ S, z)
+            same = subject.forward_from(self.layer_ or "", z_hat).argmax(1).cpu() == classes
+        reason = objection(float(same.double().mean()), S.mean(-1).cpu(), classes)
+        if reason:
+            self.remarks_.append(
+                f"a basis per predicted class was chosen: {reason}; --set bases=shared keeps one for all classes"
+            )
+        return bool(reason)
+
+    def take_basis(self, W: Tensor) -> None:
+        """Take one shared basis."""
+        self.W_, self.bases_ = W, ClassBases.of(W.shape[1], 0, {})
+        self.weights_ = torch.ones(1, W.shape[0])
+
+    def _fit_shared(
+        self,
+        subject: Subject,
+        data: Data,
+        layout: Layout,
+        X: Tensor,
+        Y: Tensor,
+        parts: FittedImages,
+        progress: Progress,
+    ) -> None:
+        """Fit one basis for all classes."""
+        cfg: NmfConfig = self.config
+        rank = self._choose_rank(X, Y, progress)
+        best = self._factorize(X, rank, cfg.seed, cfg.init, progress)
+        self.take_basis(best.W)
+        self.metrics = {
+            "rank": float(rank),
+            "kkt": best.kkt,
+            "fit_relative_error": best.relative_error,
+            "basis_stability": self._basis_stability(X, best.W, progress),
+        }
+        if cfg.epochs:
+            self._stream(subject, data, layout, parts, progress)
+        self._measure(subject, data, layout, parts, progress)
+
+    def _fit_classes(
+        self,
+        subject: Subject,
+        data: Data,
+        layout: Layout,
+        X: Tensor,
+        stores: tuple[ActivationStore, ActivationStore],
+        predicted: PredictedClasses,
+        progress: Progress,
+    ) -> None:
+        """Fit a shared basis and one per predicted class, from activations that were read once."""
+        cfg: NmfConfig = self.config
+        assert self.layer_ is not None
+        stored, held = stores
+        prepare_above_layer(subject, self.layer_)
+        rank = cfg.rank if isinstance(cfg.rank, int) else min(10, X.shape[0])
+        shared = self._factorize(some_columns(X), min(rank, *X.shape), cfg.seed, cfg.init, progress)
+        options = {"signed": self.signed_, "init": cfg.init, "seed": cfg.seed}
+        work = ClassFit(subject, self.layer_, layout, stored, options, cfg.refits, cfg.class_weights)
+        fitted = work.bases(rank, lambda done, total: progress("factorizing classes", done, total))
+        report = ClassReport(self, subject, layout, stored, held, progress)
+        self._take_bases(subject, shared, fitted, predicted)
+        report.order_concepts(cfg.seed)
+        self.gallery_ = report.gallery(data, cfg.top_images)
+        stable = [b.stability for b in fitted.values() if b.stability is not None]
+        self.metrics = {
+            "rank": float(rank),
+            "bases": float(len(fitted)),
+            "kkt": sum(b.kkt for b in fitted.values()) / len(fitted),
+            "fit_relative_error": sum(b.relative_error for b in fitted.values()) / len(fitted),
+            **({"basis_stability": sum(stable) / len(stable)} if stable else {}),
+            **report.measured(),
+        }
+
+    def _take_bases(
+        self, subject: Subject, shared: Factorization, fitted: dict[int, FittedBasis], predicted: PredictedClasses
+    ) -> None:
+        order = sorted(fitted)
+        sizes = {k: (subject.class_names[k], fitted[k].W.shape[1], predicted.learned[k]) for k in order}
+        self.bases_ = ClassBases.of(shared.W.shape[1], sum(predicted.learned.values()), sizes)
+        self.W_ = torch.cat([shared.W, *(fitted[k].W for k in order)], 1).contiguous()
+        ones = torch.ones(self.W_.shape[0])
+        self.weights_ = torch.stack([ones, *(fitted[k].weights for k in order)])
 
     def _factorize(self, X: Tensor, rank: int, seed: int, init: Any, progress: Progress) -> Factorization:
         cfg: NmfConfig = self.config
@@ -286,41 +488,15 @@ class NmfExplainer(Explainer):
         """Refine the basis on every position of the images of the fit; memory holds one batch at a time."""
         cfg: NmfConfig = self.config
         assert self.layer_ is not None
-        layer, epoch = self.layer_, 0
-
-        def shards() -> Iterator[Tensor]:
-            def report(_stage: str, done: int, total: int | None) -> None:
-                progress(f"pass {epoch + 1} of {cfg.epochs + 1} over all positions", done, total)
-
-            for _, rows, _, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=report):
-                learn = parts.learn[rows]
-                if bool(learn.any()):
-                    yield as_columns(layout, z[learn]).float().contiguous()
-
-        def on_step(t: int, _objective: float) -> None:
-            nonlocal epoch
-            epoch = t
-
+        shards = Shards(subject, data, self.layer_, layout, parts, cfg.batch_size, cfg.epochs, progress)
         try:
-            fit = factorize_stream(
-                shards,
-                self.W_.shape[1],
-                W0=self.W_,
-                signed=self.signed_,
-                max_iter=cfg.epochs,
-                tol=cfg.tol,
-                on_step=on_step,
-            )
+            fit = shards.refine(self.W_, signed=self.signed_, tol=cfg.tol)
         except ValueError as error:
-            raise NumericsError(f"layer {layer!r}: {error}") from error
-        self.W_ = fit.W
+            raise NumericsError(f"layer {self.layer_!r}: {error}") from error
+        self.take_basis(fit.W)
         self.metrics.update(
             kkt=fit.kkt, fit_relative_error=fit.relative_error, fit_epochs=fit.n_iter, fit_positions=fit.positions
         )
-        log.info(
-            "nmf: %d passes over %d positions: relative error %.4f (%s)",
-            fit.n_iter + 1, fit.positions, fit.relative_error, fit.status.value,
-        )  # fmt: skip
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
         """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y.
@@ -399,7 +575,8 @@ class NmfExplainer(Explainer):
             counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
         n = sums["n"]
         order = importance.argsort(descending=True, stable=True)
-        self.W_ = self.W_[:, order].contiguous()
+        self.take_basis(self.W_[:, order].contiguous())
+        self.to_own_class_ = torch.zeros(k)
         self.importance_ = (importance[order] / n).float()
         self.by_class_ = (by_class[order] / counts.clamp_min(1)).float()
         self.gallery_ = gallery.reordered(order.tolist())

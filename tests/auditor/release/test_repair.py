@@ -38,7 +38,8 @@ def subject():
 @pytest.fixture(scope="module")
 def explainer(subject):
     e = NmfExplainer()
-    e.W_, e.layer_, e.subject_digest_, e.name = torch.eye(3), "relu", subject.digest, "parts"
+    e.take_basis(torch.eye(3))
+    e.layer_, e.subject_digest_, e.name = "relu", subject.digest, "parts"
     e.groups_ = [[0], [1], [2]]
     return e
 

@@ -158,7 +158,7 @@ def test_one_thing_that_needs_many_directions_is_not_split_into_as_many():
         ({"rank": 999}, OptionError, "rank must be at most 5"),
         ({"rank": 0}, OptionError, "rank must be at least 1"),
         ({"rank": "many"}, OptionError, "option 'rank"),
-        ({"nosuch": 1}, OptionError, "unknown option 'nosuch'; the options are batch_size, epochs, held_out_every"),
+        ({"nosuch": 1}, OptionError, "unknown option 'nosuch'; the options are bases, batch_size, class_images"),
         ({"layer": "nosuch"}, LayerError, "no layer 'nosuch'"),
         ({"target": 9}, OptionError, "class index must be 0 to 2, got 9"),
         ({"seed": -1}, OptionError, "option 'seed'"),

@@ -1,0 +1,53 @@
+"""Whether one shared basis is enough: it must keep the model's classes, and say more than their names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STANDS_IN = 0.9  # share of images whose class one shared basis must keep, else every class gets its own
+RESTATES = 0.8  # mean share of a concept's scores that its class has: above it concepts are classes by other names
+TRIED = 64  # images on which that is tried
+POSITIONS = 10_000  # of all images, from which the shared basis is made where it is tried or stands beside others
+
+
+def objection(keeps: float, activations: Tensor, classes: Tensor) -> str:
+    """Return what speaks against one shared basis; empty where nothing does.
+
+    ``keeps`` is the share of images whose class survives, ``activations`` (images, concepts) are mean scores and
+    ``classes`` (images,) what the model predicts.
+    """
+    n, rank = activations.shape
+    if keeps < STANDS_IN:
+        return (
+            f"one shared basis of {rank} concepts keeps the model's class on {keeps:.0%} of {n} images "
+            f"({STANDS_IN:.0%} wanted)"
+        )
+    if restates_classes(activations, classes):
+        return f"the {rank} shared concepts are the {rank} classes under other names, which explains nothing"
+    return ""
+
+
+def some_columns(X: Tensor, most: int = POSITIONS) -> Tensor:
+    """Return at most so many columns, spread evenly."""
+    if X.shape[1] <= most:
+        return X
+    return X[:, torch.linspace(0, X.shape[1] - 1, most).long()].contiguous()
+
+
+def restates_classes(activations: Tensor, classes: Tensor) -> bool:
+    """Whether concepts are the classes: one of each, and each seen in images of its class alone.
+
+    ``activations`` (images, concepts) are mean scores, ``classes`` (images,) what is predicted.
+
+    >>> restates_classes(torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4))
+    True
+    >>> restates_classes(torch.ones(12, 3), torch.arange(3).repeat(4))
+    False
+    """
+    present = sorted(set(classes.tolist()))
+    if len(present) != activations.shape[1]:
+        return False
+    by_class = torch.stack([activations[classes == k].double().mean(0) for k in present])  # (classes, concepts)
+    share, best = (by_class / by_class.sum(0).clamp_min(1e-30)).max(0)
+    return len(set(best.tolist())) == len(present) and float(share.mean()) >= RESTATES

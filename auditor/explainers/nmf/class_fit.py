@@ -1,0 +1,129 @@
+"""Fitting a basis per class from stored activations: class by class, in as many threads as torch may use.
+
+Channels are weighed by how much the logit of the class depends on them,  d = |gradient|^(1/2),  rms over images and
+positions, so that what the head does not read takes no concept:  min |D (X - W S)|,  S >= 0. A new image is projected
+in the same metric. (Measured by tests/benchmarks/bench_photo_concepts.py, row `unweighted`.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from auditor.errors import NumericsError
+from auditor.explainers.activation_store import ActivationStore
+from auditor.explainers.layer_activations import as_columns
+from auditor.kernels.factorization.nmf import factorize
+from auditor.metrics.concept_matching import match_columns
+from auditor.network.above_layer import above_layer_of, values_from
+from auditor.subject.layers import Layout
+from auditor.subject.subject import Subject
+
+MAX_ITER, TOL = 60, 1e-3  # of a class: few columns, and many classes
+SENSED = 16  # images on which the head's sensitivity is measured
+POWER, LEAST = 0.5, 0.1  # of the weight; a channel that the head does not read keeps a tenth of the mean weight
+COLUMNS = 12_000  # positions of a class that are factorized at most
+STABLE = 8  # classes on which re-fits from other starts are tried
+
+
+@dataclass(frozen=True)
+class FittedBasis:
+    """The basis of one class: unit columns W (channels, concepts), channel weights, how well it was reached."""
+
+    W: Tensor
+    weights: Tensor
+    kkt: float
+    relative_error: float
+    stability: float | None  # mean matched cosine with re-fits; None where none were made
+
+
+@dataclass(frozen=True)
+class ClassFit:
+    """What all classes share: where the activations come from and how they are factorized."""
+
+    subject: Subject
+    layer: str
+    layout: Layout
+    store: ActivationStore
+    options: Mapping[str, Any]  # of `factorize`
+    refits: int
+    weighted: bool = True
+
+    def bases(self, rank: int, on_class: Callable[[int, int], None]) -> dict[int, FittedBasis]:
+        """Return the basis of every class with an image; memory holds the classes that are worked on."""
+        classes = self.store.classes
+        large = set(sorted(classes, key=lambda k: -len(self.store.rows_of(k)))[:STABLE])
+        fitted: dict[int, FittedBasis] = {}
+        n_threads = max(1, torch.get_num_threads())
+        with ThreadPoolExecutor(n_threads) as pool:
+            waiting: deque[tuple[int, Future[FittedBasis]]] = deque()
+            for index, z in self._activations(classes):
+                weights = self.sensitivity(z[:SENSED], index)
+                refits = self.refits if index in large else 0
+                waiting.append((index, pool.submit(self._fit, z, rank, weights, refits)))
+                while len(waiting) > n_threads:
+                    self._take(waiting, fitted, on_class, len(classes))
+            while waiting:
+                self._take(waiting, fitted, on_class, len(classes))
+        return fitted
+
+    def sensitivity(self, z: Tensor, index: int) -> Tensor:
+        """Return the weights (channels,) of a class from some of its activations; mean 1 before the root."""
+        if not self.weighted:
+            return torch.ones(self.layout.channels)
+        above = above_layer_of(self.subject, self.layer)
+        if above is not None and above.head is not None and self.layout.name == "map":
+            g = above.head.weight[index].abs().cpu()
+        else:
+            logits_from = values_from(self.subject, self.layer)
+            with torch.enable_grad():
+                at = z.to(self.subject.device).detach().requires_grad_(True)
+                (gradient,) = torch.autograd.grad(logits_from(at)[:, index].sum(), at)
+            g = self.layout.to_positions(gradient).square().mean((0, 2)).sqrt().cpu()
+        mean = float(g.mean())
+        if not mean > 0:
+            return torch.ones(self.layout.channels)
+        return (g / mean).clamp_min(LEAST**2).float() ** POWER
+
+    def _activations(self, classes: list[int]) -> Iterator[tuple[int, Tensor]]:
+        for index in classes:
+            yield index, self.store.read(self.store.rows_of(index))
+
+    def _fit(self, z: Tensor, rank: int, weights: Tensor, refits: int) -> FittedBasis:
+        X = as_columns(self.layout, z).float()
+        if X.shape[1] > COLUMNS:  # evenly over images and positions
+            X = X[:, torch.linspace(0, X.shape[1] - 1, COLUMNS).long()]
+        X = (X * weights[:, None]).contiguous()
+        if not float(X.abs().max()) > 0:  # the class shows nothing at this layer: one empty concept, all is residual
+            return FittedBasis(torch.zeros(len(X), 1), weights, 0.0, 0.0, None)
+        rank = min(rank, *X.shape)
+        try:
+            best = factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **self.options)
+            again = [
+                factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **{**self.options, "init": "random", "seed": 1 + i}).W
+                for i in range(refits)
+            ]
+        except ValueError as error:
+            raise NumericsError(f"layer {self.layer!r}: {error}") from error
+        W = best.W / weights[:, None]
+        W = W / W.norm(dim=0).clamp_min(1e-30)
+        cosines = [float(match_columns(best.W, other).cosine.mean()) for other in again]
+        stability = sum(cosines) / len(cosines) if cosines else None
+        return FittedBasis(W, weights, best.kkt, best.relative_error, stability)
+
+    @staticmethod
+    def _take(
+        waiting: deque[tuple[int, Future[FittedBasis]]],
+        fitted: dict[int, FittedBasis],
+        on_class: Callable[[int, int], None],
+        total: int,
+    ) -> None:
+        index, future = waiting.popleft()
+        fitted[index] = future.result()
+        on_class(len(fitted), total)

@@ -1,0 +1,71 @@
+"""Predicted classes: what the model makes of the images of a fit, and what must be said of it.
+
+The classes of a fit are the model's predictions, whatever labels the data has: bird folders before an ImageNet model
+are photos of the classes the model sees in them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from auditor.subject.subject import Subject
+
+UNSURE = 0.25  # of the way from chance to certainty: below it a prediction says little
+MOSTLY = 0.9  # share of the images
+
+
+class PredictedClasses:
+    """Predictions of the images that a fit learned from and of those it holds out, counted while batches stream by."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.learned: Counter[int] = Counter()
+        self.held_out: Counter[int] = Counter()
+        self._sure: list[Tensor] = []
+
+    def add(self, logits: Tensor, learned: Tensor) -> Tensor:
+        """Count a batch; ``learned`` (batch,) says which images are learned from. Return its classes."""
+        classes = logits.argmax(1).cpu()
+        self.learned.update(classes[learned].tolist())
+        self.held_out.update(classes[~learned].tolist())
+        p = self.subject.probabilities(logits).cpu()
+        top = torch.maximum(p, 1 - p).amax(1) if logits.shape[1] == 1 else p.amax(1)
+        chance = 1 / max(2, logits.shape[1])
+        self._sure.append((top - chance) / (1 - chance))
+        return classes
+
+    @property
+    def unmet(self) -> float:
+        """Share of the held-out images whose class the fit has no image of."""
+        total = sum(self.held_out.values())
+        return sum(n for k, n in self.held_out.items() if not self.learned[k]) / total if total else 0.0
+
+    @property
+    def unsure(self) -> float:
+        """Share of all images of which the model is hardly surer than chance."""
+        sure = torch.cat(self._sure)
+        return float((sure < UNSURE).double().mean())
+
+    def remarks(self) -> list[str]:
+        """Return what a reader should know of the images before believing figures measured on them."""
+        if self.unsure < MOSTLY:
+            return []
+        return [
+            f"the model is unsure of {self.unsure:.0%} of these images (nearer to chance than to certainty): they may "
+            "be of another domain than its own, and concepts fitted to them explain guesses; check size, mean and std "
+            "(auditor describe), or give images of its classes"
+        ]
+
+    def too_thin(self) -> str:
+        """Return, where most held-out images are of classes without an image to learn from, why no basis can help."""
+        if self.unmet <= 0.5:
+            return ""
+        n = sum(self.learned.values()) + sum(self.held_out.values())
+        classes = len(set(self.learned) | set(self.held_out))
+        return (
+            f"{self.unmet:.0%} of the held-out images are of classes that the fit has no image of ({n} images, "
+            f"{classes} predicted classes), so no basis can stand in for them"
+        )
