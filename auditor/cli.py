@@ -16,6 +16,7 @@ from auditor.commands import (  # noqa: F401, each registers its command
     export,
     fit,
     gate,
+    keys,
     kinds,
     label,
     layers,

@@ -8,6 +8,7 @@ without scripts, forms or an origin.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
+log = logging.getLogger(__name__)
+
 PAGE = Path(__file__).parent / "audits_site" / "templates"
 STATIC = {"audits.css": "text/css; charset=utf-8", "audits.js": "text/javascript; charset=utf-8"}
 POLICY = (
@@ -36,6 +39,12 @@ REPORT_POLICY = (
     "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 )
+LOGIN_SETTINGS = (
+    "MLFLOW_AUTH_CONFIG_PATH",
+    "MLFLOW_AUTH_ADMIN_USERNAME",
+    "MLFLOW_AUTH_ADMIN_PASSWORD",
+    "MLFLOW_FLASK_SERVER_SECRET_KEY",
+)
 MODELS_PER_PAGE = 20
 VERSIONS_PER_PAGE = 25
 
@@ -43,7 +52,7 @@ Params = Mapping[str, str]
 
 
 def create_app() -> Any:
-    """Return MLflow's application with the Audits page; with AUDITOR_SERVER_AUTH=basic-auth behind MLflow's login."""
+    """Return MLflow's application with the Audits page, behind MLflow's login where there is one."""
     host = os.environ.get("_MLFLOW_SGI_NAME", "uvicorn")
     if host != "uvicorn":
         from mlflow.exceptions import MlflowException
@@ -260,15 +269,35 @@ def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
 
 
 def _wants_login() -> bool:
+    """Whether MLflow's login goes before every page: it was asked for, or settings of it are there.
+
+    Somebody who set a login up and forgot to ask for it would otherwise serve reads and writes to everybody.
+    """
     setting = os.environ.get("AUDITOR_SERVER_AUTH", "")
-    if setting not in ("", "basic-auth"):
+    if setting not in ("", "basic-auth", "none"):
         from mlflow.exceptions import MlflowException
 
-        raise MlflowException(f"AUDITOR_SERVER_AUTH: want basic-auth or nothing, got {setting!r}.")
-    return bool(setting)
+        raise MlflowException(f"AUDITOR_SERVER_AUTH: want basic-auth or none, got {setting!r}.")
+    present = [name for name in LOGIN_SETTINGS if os.environ.get(name)]
+    if setting == "" and present:
+        log.warning("%s is set, so MLflow's login is used; AUDITOR_SERVER_AUTH=none goes without.", present[0])
+        return True
+    if setting != "basic-auth":
+        log.warning(
+            "OPEN: no login is asked for: everybody who reaches this server may read and write models, tags and runs; "
+            "AUDITOR_SERVER_AUTH=basic-auth puts MLflow's login before it."
+        )
+    return setting == "basic-auth"
 
 
 def _with_login() -> Any:
-    from mlflow.server.auth import create_app as create_auth_app
+    try:
+        from mlflow.server.auth import create_app as create_auth_app
+    except ImportError as error:
+        from mlflow.exceptions import MlflowException
 
+        raise MlflowException(
+            f"AUDITOR_SERVER_AUTH=basic-auth: MLflow's login lacks a package ({error.name}); install it with: "
+            "pip install 'mlflow-auditor[auth]'."
+        ) from None
     return create_auth_app()

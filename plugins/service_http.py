@@ -38,13 +38,13 @@ class ServiceError(AuditError):
 def ask(address: str, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 120.0) -> Any:
     """Ask the service and return its JSON; a busy service is asked again, everything else wrong is one sentence."""
     headers = {"Accept": "application/json"}
-    if key := os.environ.get("AUDITOR_API_KEY"):
-        headers["X-API-Key"] = key
     content = None
     if body is not None:
         content, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     for attempt in range(ATTEMPTS):
         request = urllib.request.Request(address + path, content, headers)
+        if key := os.environ.get("AUDITOR_API_KEY"):
+            request.add_unredirected_header("X-API-Key", key)  # a redirect may lead anywhere: the key does not follow
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return json.load(answer)

@@ -1,8 +1,8 @@
 """Batcher: collects validated jobs of all callers and runs them together, in a thread, one batch at a time per queue.
 
 While a batch runs the next one fills, so batches grow with the load and no request waits on an idle machine. Jobs that
-search or iterate go to a queue of their own and do not hold up the others. A full queue refuses at once and says when
-to come back.
+search, iterate or cost much go to a queue of their own and do not hold up the others; a batch ends where its estimated
+cost does. A full queue, or one that would take longer than a caller waits, refuses at once and says when to come back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PACE_S, PACE_WEIGHT = 0.05, 0.1  # seconds per image, a moving mean: says to refused callers when to come back
 MAX_RETRY_S = 60
+MAX_BATCH_COST_S = 2.0  # a batch cannot be stopped once it runs
 
 Work = Callable[[Sequence[Job]], list[AnswerJson | Problem]]
 
@@ -33,6 +34,7 @@ class _Waiting:
     job: Job
     future: asyncio.Future[AnswerJson]
     since: float
+    cost_s: float = 0.0
 
 
 class JobQueue:
@@ -46,10 +48,12 @@ class JobQueue:
         max_batch: int,
         limit: int,
         max_wait_s: float = 0.0,
+        lets_large_in: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.name, self.work, self.limit, self.clock = name, work, limit, clock
         self.max_batch, self.max_wait_s = max_batch, max_wait_s
+        self.lets_large_in = lets_large_in  # a request of more images than the limit, when nobody else waits
         self._queue: deque[_Waiting] = deque()
         self._batch: list[_Waiting] = []  # what runs now
         self._wake = asyncio.Event()
@@ -73,12 +77,14 @@ class JobQueue:
         self._queue.clear()
         self._thread.shutdown(wait=False)
 
-    async def answer(self, jobs: Sequence[Job], timeout_s: float) -> list[AnswerJson | Problem]:
+    async def answer(
+        self, jobs: Sequence[Job], timeout_s: float, costs_s: Sequence[float] | None = None
+    ) -> list[AnswerJson | Problem]:
         """Queue jobs together (all or none) and wait for their answers; a job that fails gives its problem."""
-        if len(self._queue) + len(jobs) > self.limit:
-            raise Problem(429, retry_after_s=self._retry_after_s())
+        costs_s = costs_s or [0.0] * len(jobs)
+        self._check_room(len(jobs), sum(costs_s), timeout_s)
         loop, now = asyncio.get_running_loop(), self.clock()
-        waiting = [_Waiting(job, loop.create_future(), now) for job in jobs]
+        waiting = [_Waiting(job, loop.create_future(), now, s) for job, s in zip(jobs, costs_s, strict=True)]
         self._queue.extend(waiting)
         self._depth.set(len(self._queue))
         self._wake.set()
@@ -90,6 +96,14 @@ class JobQueue:
             raise Problem(503, f"no answer within {timeout_s:g} s; try again.", code="timeout", retry_after_s=1)
         assert len(done) == len(futures)
         return [_outcome(future) for future in futures]
+
+    def _check_room(self, n: int, cost_s: float, timeout_s: float) -> None:
+        """Refuse what does not fit into the queue, or would be answered when its caller has gone."""
+        if not self._queue and self.lets_large_in:
+            return
+        ahead_s = sum(item.cost_s for item in self._queue if not item.future.done())
+        if len(self._queue) + n > self.limit or (ahead_s and ahead_s + cost_s > timeout_s):
+            raise Problem(429, retry_after_s=max(self._retry_after_s(), min(MAX_RETRY_S, math.ceil(ahead_s))))
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -124,11 +138,15 @@ class JobQueue:
     def _take(self) -> list[_Waiting]:
         """Take the longest waiting jobs of one model version; those whose caller has gone are dropped."""
         batch: list[_Waiting] = []
+        cost_s = 0.0
         while self._queue and len(batch) < self.max_batch:
             if self._queue[0].future.done():
                 self._queue.popleft()
                 continue
             if batch and self._queue[0].job.version is not batch[0].job.version:
+                break
+            cost_s += self._queue[0].cost_s
+            if batch and cost_s > MAX_BATCH_COST_S:
                 break
             batch.append(self._queue.popleft())
         return batch

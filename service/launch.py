@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import os
 import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from auditor.errors import ModelError, OptionError, RegistryError
 from auditor.service import library_internals
+from auditor.service.host_check import EVERY
 from auditor.service.json_logs import log_event
-from auditor.service.settings import as_variables, from_environment, to_environment
+from auditor.service.settings import Settings, as_variables, from_environment, to_environment
+from auditor.service.supervisor import VARIABLE
 
 SERVICE = "auditor.service.service:AuditorService"
 WORKER_CHECK_S = 2.0
+PREFIX = "auditor-metrics-"
+YOUNG_S = 60.0  # a folder is made before it is locked
 NEEDED = "auditor serve needs BentoML; install it with: pip install 'mlflow-auditor[serve]'."
 
 
@@ -29,24 +36,85 @@ def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
     if settings.api_keys is not None:
         from auditor.service.keys import Keys
 
-        Keys(settings.api_keys)
-        settings = settings.model_copy(update={"api_keys": settings.api_keys.resolve()})
+        Keys(settings.api_keys).check()
+        # absolute, but not resolved: mounted secrets are links that move to another folder when they change
+        settings = settings.model_copy(update={"api_keys": Path(os.path.abspath(settings.api_keys))})  # noqa: PTH100
+    from auditor.service.oidc import check_oidc
     from auditor.service.tracing import check_exporter
 
+    check_oidc(settings)
     check_exporter(settings)
     _check_port(host, port)
     _check_model(model)
-    metrics = Path(tempfile.mkdtemp(prefix="auditor-metrics-", dir=_memory_folder()))
+    remove_left_folders()
+    metrics = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_memory_folder()))
     try:
+        lock = _lock(metrics)
         os.environ.update(worker_environment(settings.threads, metrics))
+        os.environ[VARIABLE] = str(os.getpid())
         os.environ.update(to_environment(settings))
         log_event("info", "serving", model=model, address=f"http://{host}:{port}", page=f"http://{host}:{port}/ui")
+        log_what_is_open(settings, host)
         library_internals.use_metrics_folder(metrics)
         library_internals.configure_logging()
         library_internals.check_workers_every(WORKER_CHECK_S)
         library_internals.serve(SERVICE, socket.gethostbyname(host), port)
     finally:
         shutil.rmtree(metrics, ignore_errors=True)
+        os.close(lock)
+
+
+def log_what_is_open(settings: Settings, host: str = "") -> list[str]:
+    """Log in one loud line what strangers may do; returns the sentences."""
+    sentences = []
+    if not settings.is_guarded:
+        who = "every user of this machine" if is_loopback(host) else f"everybody who can reach {host or 'this server'}"
+        sentences.append(f"no key is asked for: {who} may ask (--api-keys FILE, --oidc-issuer URL)")
+    if EVERY in settings.allowed_hosts.split(","):
+        sentences.append("any Host is answered, so other sites' pages may read this server (--allowed-hosts)")
+    if EVERY in settings.allowed_origins.split(","):
+        sentences.append("pages of every site may ask (--allowed-origins)")
+    if settings.allow_pickle:
+        sentences.append("models stored as pickles are loaded, which may run code (--no-allow-pickle)")
+    if sentences:
+        log_event("warning", "OPEN: " + "; ".join(sentences))
+    return sentences
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from this machine only.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0"), is_loopback("")
+    (True, True, False, False)
+    """
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host) if host else "0.0.0.0").is_loopback
+    except (OSError, ValueError):
+        return False
+
+
+def remove_left_folders() -> None:
+    """Remove metrics of servers that were killed: nobody holds the lock of their folder any more."""
+    for parent in {Path(folder) for folder in (_memory_folder(), tempfile.gettempdir()) if folder}:
+        for folder in parent.glob(f"{PREFIX}*"):
+            try:
+                if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
+                    continue
+                os.close(_lock(folder))
+            except OSError:  # in use, or just gone
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path) -> int:
+    """Return a descriptor that holds a folder for as long as this process lives; OSError when another has it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _memory_folder() -> str | None:

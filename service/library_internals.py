@@ -1,4 +1,4 @@
-"""Library internals: every private name of BentoML, circus and prometheus_client that the service uses.
+"""Library internals: every private name of BentoML, circus, uvicorn and prometheus_client that the service uses.
 
 Private names may go in any release. Each is reached here and nowhere else, by a function that says what for. Without a
 name the service cannot run on, starting ends with a sentence that names the versions; where only a refinement is lost,
@@ -8,6 +8,7 @@ it is a warning in the log.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import logging
 from functools import partial
@@ -19,7 +20,11 @@ from auditor.errors import OptionError
 
 log = logging.getLogger(__name__)
 
-TRIED = {"bentoml": "1.4.39", "prometheus_client": "0.26.0"}  # the newest releases all names below were tried with
+TRIED = {
+    "bentoml": "1.4.39",
+    "prometheus_client": "0.26.0",
+    "uvicorn": "0.54.0",
+}  # the newest releases all names below were tried with
 
 
 class _PassThrough:
@@ -75,6 +80,54 @@ def remove_request_timeout() -> None:
         log.warning("BentoML's %s takes other arguments than it did and stays in place", name)
         return
     setattr(importlib.import_module(module), name, _PassThrough)
+
+
+def limit_header_time(seconds: float, answer: bytes) -> None:
+    """Close connections whose request headers are not there in time; uvicorn waits for them without end.
+
+    A connection has the time from its start, and from the first byte of each further request, until a request begins.
+    """
+    module, name = "uvicorn.protocols.http.h11_impl", "H11Protocol"
+    protocol = optional_name("uvicorn", module, name, "connections whose headers never end stay open")
+    if protocol is not None:
+        _limit_header_time(protocol, seconds, answer)
+    if importlib.util.find_spec("httptools") is not None:  # uvicorn takes it when it is there
+        module, name = "uvicorn.protocols.http.httptools_impl", "HttpToolsProtocol"
+        protocol = optional_name("uvicorn", module, name, "connections whose headers never end stay open")
+        if protocol is not None:
+            _limit_header_time(protocol, seconds, answer)
+
+
+def _limit_header_time(protocol: Any, seconds: float, answer: bytes) -> None:
+    made, received, lost = protocol.connection_made, protocol.data_received, protocol.connection_lost
+
+    def begin(self: Any) -> None:
+        self.auditor_cycle = self.cycle  # a request has begun when this is another one
+        self.auditor_timer = self.loop.call_later(seconds, end, self)
+
+    def end(self: Any) -> None:
+        if self.cycle is self.auditor_cycle and not self.transport.is_closing():
+            self.transport.write(answer)
+            self.transport.close()
+
+    def connection_made(self: Any, transport: Any) -> None:
+        made(self, transport)
+        begin(self)
+
+    def data_received(self: Any, data: bytes) -> None:
+        is_waiting = self.cycle is None or self.cycle.response_complete
+        if is_waiting and self.cycle is not self.auditor_cycle:
+            begin(self)
+        received(self, data)
+        if self.cycle is not self.auditor_cycle:
+            self.auditor_timer.cancel()
+
+    def connection_lost(self: Any, error: Exception | None) -> None:
+        self.auditor_timer.cancel()
+        lost(self, error)
+
+    protocol.connection_made, protocol.data_received = connection_made, data_received
+    protocol.connection_lost = connection_lost
 
 
 def reserve_metric_files(n_bytes: int) -> None:

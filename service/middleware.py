@@ -1,4 +1,4 @@
-"""Middleware: what every request passes first: request id, API key, size, time, log line, and one shape of errors.
+"""Middleware: what every request passes first: request id, host, key, size, time, log line, and one shape of errors.
 
 Errors that BentoML, Starlette or uvicorn word in their own ways leave as ``{"error": {"code", "message",
 "request_id"}}``; an exception that nothing caught becomes a 500 without internal details.
@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
 from typing import Any
 
+from auditor.service.host_check import HostCheck
 from auditor.service.json_logs import log_event
 from auditor.service.keys import Keys
+from auditor.service.oidc import Tokens, looks_like_token
 from auditor.service.problems import Problem
 from auditor.service.prometheus import REFUSED, REQUEST_DURATION, REQUESTS
+from auditor.service.rate_limit import RateLimit
 from auditor.service.routes import is_logged, label_of, needs_key
 from auditor.service.settings import Settings, from_environment
 from auditor.service.tracing import describe_span, trace_id
@@ -32,13 +37,37 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 REQUEST_ID = re.compile(rb"^[A-Za-z0-9._-]{1,64}$")
 
 
+def shared_folder() -> Path | None:
+    """Return the folder that the workers of a server share, when there is one."""
+    folder = Path(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or "/nonexistent")
+    return folder if folder.is_dir() and os.access(folder, os.W_OK) else None
+
+
+def registered_name(uri: str) -> str:
+    """Return the registered name in a model URI; another URI stands for itself.
+
+    >>> registered_name("models:/birds@champion"), registered_name("models:/birds/3"), registered_name("runs:/1/m")
+    ('birds', 'birds', 'runs:/1/m')
+    """
+    match = re.match(r"models:/+([^/@]+)[/@]", uri)
+    return match.group(1) if match else uri
+
+
 class Middleware:
     """ASGI middleware around the whole server."""
 
     def __init__(self, app: App, settings: Settings | None = None) -> None:
         settings = settings if settings is not None else from_environment()
         self.app, self.settings = app, settings
-        self.keys = Keys(settings.api_keys) if settings.api_keys is not None else None
+        limit = RateLimit(shared_folder())
+        self.hosts = HostCheck(settings)
+        self.keys = (
+            Keys(settings.api_keys, grace_s=settings.keys_grace_s, limit=limit)
+            if settings.api_keys is not None
+            else None
+        )
+        self.tokens = Tokens(settings, limit) if settings.oidc_issuer else None
+        self.model = registered_name(settings.model)
         self.max_body = int(settings.max_body_mb * 1024 * 1024)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +103,7 @@ class _Exchange:
         """Check the request, pass it on, and put foreign errors into our shape."""
         describe_span(request_id=self.request_id, route=label_of(self.scope["path"]))  # it ends with the answer
         try:
-            self._check()
+            await self._check()
             await self.middleware.app(self.scope, self.receive, self.send)
             if self.is_foreign_error:
                 not_ready = self.scope["path"] == "/readyz" and self.status == 503
@@ -92,18 +121,31 @@ class _Exchange:
         finally:
             self._account()
 
-    def _check(self) -> None:
+    async def _check(self) -> None:
         path, middleware = self.scope["path"], self.middleware
-        if middleware.keys is not None and needs_key(path):
-            key = self.headers.get(b"x-api-key", b"")
-            scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() == b"bearer":
-                key = token.strip()
-            if not middleware.keys.accepts(key.decode("utf-8", "surrogateescape")):
-                raise Problem(401)
+        if is_logged(path):  # questions for health come from anywhere
+            middleware.hosts.check(self.headers)
+        if path == "/readyz" and middleware.keys is not None and not middleware.keys.is_readable:
+            raise Problem(503, "the API keys cannot be read; the log says why.", code="keys_unreadable")
+        if middleware.settings.is_guarded and needs_key(path):
+            await self._check_credential(path)
         declared = self.headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > middleware.max_body:
             raise self._too_large()
+
+    async def _check_credential(self, path: str) -> None:
+        middleware = self.middleware
+        credential = self.headers.get(b"x-api-key", b"")
+        scheme, _, token = self.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            credential = token.strip()
+        text = credential.decode("utf-8", "surrogateescape")
+        if middleware.tokens is not None and (middleware.keys is None or looks_like_token(text)):
+            if not text:
+                raise Problem(401, "a token is needed; send it as 'Authorization: Bearer TOKEN'.")
+            self.note["caller"] = (await middleware.tokens.admit(text))[:100]
+        elif middleware.keys is not None:
+            self.note["caller"] = middleware.keys.admit(text, path, middleware.model).name
 
     async def receive(self) -> MutableMapping[str, Any]:
         """Pass the body on, counted and timed: the whole of it must arrive within the upload's time."""
@@ -183,6 +225,7 @@ class _Exchange:
                 ms=round(took * 1000, 2),
                 bytes_in=self.n_body,
                 version=self.note.get("version"),
+                caller=self.note.get("caller") or None,
                 code=code or None,
                 trace_id=trace_id(),
             )

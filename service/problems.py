@@ -71,6 +71,14 @@ class Problem(Exception):
         return headers
 
 
+def late_headers() -> bytes:
+    """Return the whole HTTP answer to a request whose headers did not arrive in time."""
+    problem = Problem(408, "the headers of the request did not arrive in time.", code="header_timeout")
+    body = problem.body("-")
+    head = "HTTP/1.1 408 Request Timeout\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
 def problem_of(error: AuditError) -> Problem:
     """Return what the caller gets for an error of the library: their doing is a 4xx, the rest a 503."""
     message = " ".join(str(error).split())

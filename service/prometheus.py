@@ -23,6 +23,7 @@ from prometheus_client import (
 )
 
 from auditor.service.library_internals import reserve_metric_files
+from auditor.service.supervisor import is_alive
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,20 @@ def claim_room() -> None:
 claim_room()
 
 
+def forget_dead_workers() -> None:
+    """Remove the gauges of workers that were killed: they would be counted as ready without end."""
+    for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("gauge_live*_*.db"):
+        pid = path.stem.rpartition("_")[2]
+        if pid.isdigit() and not is_alive(int(pid)):
+            path.unlink(missing_ok=True)
+
+
 def exposition() -> tuple[bytes, str]:
     """Return all workers' metrics as text, and its media type."""
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         from prometheus_client import multiprocess
 
+        forget_dead_workers()
         registry = CollectorRegistry()
         multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -78,7 +78,7 @@ class Entry:
         if not self.handler:
             return (503,) if self.path == "/readyz" else ()
         statuses = {500, 503} | {STATUS_OF_LIMIT[name] for name in self.limits}
-        statuses |= {401} if self.needs_key else set()
+        statuses |= {401, 403, 429} if self.needs_key else {403}
         statuses |= {404} if self.parameters else set()
         statuses |= {400, 415, 422} if self.request is not None else set()
         return tuple(sorted(statuses))

@@ -12,9 +12,9 @@ from typing import Any
 
 import bentoml
 
-from auditor.service.library_internals import remove_request_timeout
+from auditor.service.library_internals import limit_header_time, remove_request_timeout
 from auditor.service.middleware import Middleware
-from auditor.service.problems import Problem
+from auditor.service.problems import Problem, late_headers
 from auditor.service.routes import mounted
 from auditor.service.settings import from_environment
 from auditor.service.tracing import tracing_config
@@ -29,6 +29,7 @@ def _handlers() -> Any:
 
 
 remove_request_timeout()
+limit_header_time(from_environment().upload_timeout_s, late_headers())
 
 
 @bentoml.service(
@@ -44,10 +45,14 @@ class AuditorService:
 
     def __init__(self) -> None:
         from auditor.service.handlers import Routes
+        from auditor.service.launch import log_what_is_open
+        from auditor.service.supervisor import follow_supervisor
         from auditor.service.worker import Worker
 
         settings = from_environment()
         _settle_in(settings.threads)
+        if follow_supervisor() is None:  # `bentoml serve`: nobody has said it yet
+            log_what_is_open(settings)
         self.worker = Worker(settings)
         self.routes = Routes(self.worker)
         _serving[:] = [self]

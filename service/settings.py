@@ -42,7 +42,7 @@ class Settings(BaseModel):
     max_batch: int = Field(default=16, ge=1, le=1024, description="Images per forward pass.")
     max_wait_ms: float = Field(default=0.0, ge=0, le=1000, description="Wait this long for a batch to fill.")
     queue: int = Field(default=256, ge=1, description="Images that may wait; beyond it callers get 429.")
-    slow_queue: int = Field(default=16, ge=1, description="The same for requests that search or iterate.")
+    slow_queue: int = Field(default=16, ge=1, description="The same for requests that search, iterate or cost much.")
     request_timeout_s: float = Field(default=30.0, gt=0, description="A request not answered by then gets 503.")
     search_timeout_s: float | None = Field(
         default=None, gt=0, description="Seconds per image for explainers that search; default: as they were fitted."
@@ -58,8 +58,27 @@ class Settings(BaseModel):
     decode_memory_mb: int = Field(
         default=1024, ge=64, description="Memory that decoding an image may take; one that needs more gets 413."
     )
-    upload_timeout_s: float = Field(default=20.0, gt=0, description="A body not sent by then gets 408.")
-    api_keys: Path | None = Field(default=None, description="File with one key per line; read again when it changes.")
+    upload_timeout_s: float = Field(
+        default=20.0, gt=0, description="Headers, or a body after them, not sent by then get 408."
+    )
+    api_keys: Path | None = Field(
+        default=None, description="File of keys, one a line or TOML with scopes; read again when it changes."
+    )
+    keys_grace_s: float = Field(
+        default=300.0, ge=0, description="How long the last keys stay valid while their file cannot be read."
+    )
+    oidc_issuer: str = Field(default="", description="Identity provider whose bearer tokens are taken; extra `oidc`.")
+    oidc_audience: str = Field(default="", description="The name by which tokens mean this server.")
+    oidc_scope: str = Field(default="", description="A scope that tokens must have.")
+    oidc_rate_per_minute: float | None = Field(default=None, gt=0, description="Requests a minute of one bearer.")
+    allowed_hosts: str = Field(
+        default="",
+        description="Names that requests may have as Host, with commas; * for any. Default: names and addresses of "
+        "this machine, and any where keys or tokens guard the server.",
+    )
+    allowed_origins: str = Field(
+        default="", description="Origins of other sites whose pages may ask, with commas; * for any."
+    )
 
     poll_s: float = Field(default=5.0, gt=0, description="How often a worker asks whether the alias moved.")
     sample_images: str = Field(default="", description="Data source of the images to try on the page.")
@@ -70,6 +89,11 @@ class Settings(BaseModel):
         description="Traces go here by OTLP over HTTP, e.g. http://collector:4318/v1/traces.",
     )
     trace_rate: float = Field(default=1.0, ge=0, le=1, description="Share of the requests that are traced.")
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether callers must show a key or a token."""
+        return self.api_keys is not None or bool(self.oidc_issuer)
 
 
 @dataclass(frozen=True, slots=True)

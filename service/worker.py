@@ -19,6 +19,7 @@ from auditor.service.decoder_pool import DecoderPool
 from auditor.service.json_logs import log_event
 from auditor.service.problems import Problem
 from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
+from auditor.service.request_cost import Pace, check_cost, is_slow, seconds
 from auditor.service.served_version import ServedVersion, fingerprint, load_version
 from auditor.service.settings import Settings
 from auditor.service.types import Options
@@ -35,6 +36,7 @@ class Worker:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.served: ServedVersion | None = None
+        self.pace = Pace()  # of the version that was loaded last
         self.problem = "the model is being loaded"
         self._queues: list[JobQueue] = []
         self._watch: asyncio.Task[None] | None = None
@@ -51,7 +53,7 @@ class Worker:
         s = self.settings
         self._queues = [
             JobQueue("fast", answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
-            JobQueue("slow", answer_batch, max_batch=1, limit=s.slow_queue),
+            JobQueue("slow", answer_batch, max_batch=1, limit=s.slow_queue, lets_large_in=True),
         ]
         for queue in self._queues:
             queue.start()
@@ -88,9 +90,12 @@ class Worker:
         return self.current()
 
     async def answer(self, jobs: Sequence[Job]) -> list[AnswerJson | Problem]:
-        """Answer jobs in the queue they belong to."""
-        queue = self._queues[1 if any(job.is_slow for job in jobs) else 0]
-        return await queue.answer(jobs, self.settings.request_timeout_s)
+        """Answer the jobs of a request in the queue they belong to by their cost; what costs too much is refused."""
+        costs_s = [seconds(job, self.pace, self.settings) for job in jobs]
+        cost_s, timeout_s = sum(costs_s), self.settings.request_timeout_s
+        check_cost(jobs, cost_s, timeout_s)
+        queue = self._queues[1 if is_slow(jobs, cost_s) else 0]
+        return await queue.answer(jobs, timeout_s, costs_s)
 
     # the registry
 
@@ -136,7 +141,7 @@ class Worker:
             if self.served is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
                 return None
             fresh = load_version(self.settings, version)
-            warm_up(fresh, self.settings)
+            self.pace = warm_up(fresh, self.settings) or Pace()
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
             self._log_problem("MLflow cannot be reached", error)
@@ -175,17 +180,24 @@ class Worker:
         log_event("error", action, reason=" ".join(str(error).split())[:500], still_serving=serving, next_try_s=retry)
 
 
-def warm_up(version: ServedVersion, settings: Settings) -> None:
-    """Answer a grey image with everything there is, so that the first caller does not pay for compiling."""
+def warm_up(version: ServedVersion, settings: Settings) -> Pace:
+    """Answer a grey image with everything there is, so that the first caller does not pay for compiling.
+
+    Returns how long an image takes: the second of two runs, which compiles nothing any more.
+    """
     import torch
 
     x = torch.full(version.subject.input_shape, 0.5)
+    took_s: list[float] = []
     for heatmaps, stability in (("png", "fast"), ("none", "off")):
         question = version.question(x, Options.model_validate({"heatmaps": heatmaps, "stability": stability}), settings)
         for n in (1, 2):
+            started = time.perf_counter()
             for answer in answer_batch([Job(version, question) for _ in range(n)]):
                 if isinstance(answer, Problem) and answer.status >= 500:
                     raise TamperError(f"{version.label} does not answer a grey image: {answer.message}")
+        took_s.append((time.perf_counter() - started) / 2)
+    return Pace.of(took_s[1], took_s[0])
 
 
 def _tidy() -> None:

@@ -1,5 +1,6 @@
 """Requirements: floors are the versions that have what the code uses, and the versions tried lie within the ranges."""
 
+import hashlib
 import importlib.util
 import re
 from importlib.metadata import version
@@ -7,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import tomllib
+import yaml
 from packaging.requirements import Requirement
+from packaging.tags import parse_tag
 from packaging.version import Version
+
+from tests import locking
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -61,3 +66,58 @@ def test_the_versions_installed_here_are_at_least_the_floors():
     for requirement in map(Requirement, PROJECT["dependencies"]):
         if requirement.marker is None or requirement.marker.evaluate():
             assert Version(version(requirement.name)) >= floor(requirement), str(requirement)
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-bento.lock"])
+def test_a_lock_holds_the_versions_of_the_constraints_with_hashes_and_no_address(name):
+    text = (ROOT / name).read_text()
+    entries = re.split(r"\n(?=\S)", text.strip())[1:]
+    versions = {}
+    for entry in entries:
+        head, *lines = entry.split(" \\\n")
+        match = re.fullmatch(r"([a-z0-9-]+)==([^\s;]+)( ; sys_platform == \"linux\")?", head)
+        assert match, head
+        assert lines, f"{head}: no hash"
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}", line) for line in lines), head
+        versions[match.group(1)] = Version(match.group(2))
+    pins = locking.pinned()
+    assert all(pins[package] == version for package, version in versions.items()), "run make lock"
+    if name == "requirements.lock":
+        assert set(versions) == set(pins), f"run make lock: {sorted(set(versions) ^ set(pins))}"
+    assert "://" not in text
+
+
+def test_a_wheel_is_locked_where_it_may_be_installed():
+    wanted = [
+        "cp311-cp311-manylinux_2_28_x86_64",
+        "py3-none-any",
+        "cp39-abi3-win_amd64",
+        "cp313-cp313-macosx_11_0_arm64",
+    ]
+    for text in wanted:
+        assert locking.is_wanted(parse_tag(text)), text
+    for text in ("cp310-cp310-manylinux_2_28_x86_64", "cp311-cp311-win32", "pp311-pypy311_pp73-manylinux_2_28_x86_64"):
+        assert not locking.is_wanted(parse_tag(text)), text
+
+
+def test_an_index_page_gives_addresses_and_hashes(tmp_path):
+    digest = "a" * 64
+    (tmp_path / "demo").mkdir()
+    links = [f"demo-1.0-py3-none-any.whl#sha256={digest}", "demo-1.0.tar.gz", "demo-2.0-py3-none-any.whl", "other.txt"]
+    (tmp_path / "demo" / "index.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
+    (tmp_path / "demo" / "demo-2.0-py3-none-any.whl").write_bytes(b"two")
+    (tmp_path / "demo" / "demo-1.0.tar.gz").write_bytes(b"source")
+    index = [tmp_path.as_uri()]
+    assert locking.hashes_of("demo", Version("1.0"), index, []) == [digest]  # a wheel goes before the source
+    assert locking.hashes_of("demo", Version("2.0"), index, []) == [hashlib.sha256(b"two").hexdigest()]
+    assert locking.hashes_of("demo", Version("3.0"), index, []) == []
+
+
+def test_the_workflow_names_actions_by_commit_and_runs_nothing_that_was_typed():
+    workflow = yaml.safe_load((ROOT / "docs" / "examples" / "gate.yml").read_text())
+    steps = workflow["jobs"]["gate"]["steps"]
+    for step in steps:
+        assert re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", step.get("uses", "actions/x@" + "0" * 40)), step
+        assert "${{" not in step.get("run", ""), step
+    assert any("--require-hashes" in step.get("run", "") for step in steps)
+    assert workflow["permissions"] == {"contents": "read"}

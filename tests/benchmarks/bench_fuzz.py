@@ -1,13 +1,16 @@
-"""Bad input against a real server: at least 10,000 requests, and it must stay whole.
+"""Bad input against a real server and against the readers of a store: 20,000 cases, and everything must stay whole.
 
-    python tests/benchmarks/bench_fuzz.py [--n 10000] [--seed 0] [--url http://127.0.0.1:3000]
+    python tests/benchmarks/bench_fuzz.py [--n 20000] [--seed 0] [--url http://127.0.0.1:3000]
 
-Half are mutated and odd image files with odd options over multipart, JSON and raw bodies; then broken HTTP; then what
-schemathesis makes of the service's own OpenAPI document, valid and invalid. After each answer:
+A third are mutated and odd image files, of every format that Pillow writes, with odd options over multipart, JSON and
+raw bodies; then broken HTTP; then what schemathesis makes of the service's own OpenAPI document, valid and invalid;
+then damaged models, artifacts, tags, policies, audits and key files (``odd_stores.py``). After each answer:
 
 - no status of 500 and above but 503, every error as {"error": {"code", "message", "request_id"}}, no stack trace,
 - an answer within a minute; every few hundred requests a good image gets the answer it got at the start,
-- at the end the worker processes are those of the beginning.
+- /livez, asked all the time, answers within 250 ms of what a bare echo process needs on the same machine,
+- the server's processes together grow by less than 300 MB, and at the end its workers are those of the beginning,
+- what is damaged is refused by one sentence: no verdict, nothing believed.
 
 Without --url a server for the digits CNN is started on 127.0.0.1 and stopped at the end. Exit code 1 on any failure.
 """
@@ -21,8 +24,10 @@ import contextlib
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,8 +38,10 @@ from urllib.parse import urlsplit
 import live_server as ls
 import numpy as np
 import odd_images as odd
+import odd_stores as stores
 
 LIMIT_S = 60.0
+STALL_MS, GROWTH_MB = 250, 300
 TRACES = (b"Traceback", b'File "', b"site-packages")
 Case = tuple[str, bytes]  # what it is, the whole HTTP request
 
@@ -123,7 +130,7 @@ def as_request(port: int, path: str, file: bytes, options: dict[str, Any], rng: 
 
 def image_cases(port: int, rng: random.Random) -> Iterator[Case]:
     """Yield every odd file in every way once, then mutations without end."""
-    good, bad = odd.good_files(), odd.bad_files()
+    good, bad = odd.good_files() | odd.every_format(), odd.bad_files() | odd.bombs()
     paths = [
         "/explain",
         "/explain",
@@ -384,9 +391,64 @@ def by_schema(url: str, n: int, judge: Judge, seed: int) -> None:
                 continue  # nothing invalid can be made for an operation without parameters
 
 
+class Heartbeat(threading.Thread):
+    """Asks for /livez all the time; beside it a bare echo process, which is as slow as the machine is."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.port, self.is_over = port, False
+        self.worst_ms = self.worst_echo_ms = 0.0
+        self.n = self.n_late = 0
+        echo = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.echo = subprocess.Popen([sys.executable, "-c", echo], **pipes)  # type: ignore[call-overload]
+
+    def run(self) -> None:
+        before = self._echo_ms()
+        while not self.is_over:
+            took = self._livez_ms()
+            after = self._echo_ms()
+            self.n += 1
+            self.worst_ms, self.worst_echo_ms = max(self.worst_ms, took), max(self.worst_echo_ms, after)
+            self.n_late += took - max(before, after) > STALL_MS
+            before = after
+            time.sleep(0.02)
+        self.echo.kill()
+
+    def _livez_ms(self) -> float:
+        started = time.perf_counter()
+        with ls.OPENER.open(f"http://127.0.0.1:{self.port}/livez", timeout=LIMIT_S) as answer:
+            answer.read()
+        return (time.perf_counter() - started) * 1000
+
+    def _echo_ms(self) -> float:
+        started = time.perf_counter()
+        self.echo.stdin.write(b"x\n")
+        self.echo.stdin.flush()
+        self.echo.stdout.readline()
+        return (time.perf_counter() - started) * 1000
+
+
+def memory_mb(live: ls.Live) -> float:
+    """Return the resident memory of all processes of the server."""
+    return sum(ls.rss_mb(pid) for pid in live.processes())
+
+
+def stored(uri: str, n: int, seed: int, judge: Judge) -> Counter[str]:
+    """Read n damaged things of a store."""
+    refusals, rng = stores.Refusals(), random.Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        checks = stores.checks(uri, Path(folder), refusals)
+        for corpus in stores.plan(n):
+            judge.n += 1
+            if wrong := checks[corpus](rng):
+                judge.fail(f"{corpus}: {wrong}")
+    return refusals.counts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--n", type=int, default=10_000, help="requests in all")
+    parser.add_argument("--n", type=int, default=20_000, help="cases in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--url", help="a server on 127.0.0.1 that runs already")
@@ -410,21 +472,28 @@ def main() -> int:
             live = stack.enter_context(ls.serve(done.read_text(), store, folder / "fuzz", log_requests="false"))
             port, url = live.port, live.address
         workers = live.workers() if live else []
-        fuzz(port, url, args, judge)
+        n_stored = 0 if args.url else args.n * 3 // 10
+        beats = Heartbeat(port)
+        fuzz(port, url, args, judge, args.n - n_stored, live, beats)
+        if n_stored:
+            print(f"stored: {dict(sorted(stored(done.read_text(), n_stored, args.seed, judge).items()))}", flush=True)
         if live:
             if live.workers() != workers:
                 judge.fail(f"the workers were {workers} and are {live.workers()}")
             log = live.log.read_text(errors="replace")
             if "Traceback" in log:
                 judge.fail(f"a stack trace in the log: {log[log.index('Traceback') :][:1500]}")
-    print(f"{judge.n} requests, statuses {dict(sorted(judge.statuses.items()))}")
+    print(f"/livez: {beats.n} times, worst {beats.worst_ms:.0f} ms (a bare echo: {beats.worst_echo_ms:.0f} ms)")
+    print(f"{judge.n} cases, statuses {dict(sorted(judge.statuses.items()))}")
     print(f"codes {dict(judge.codes.most_common())}")
     print(f"{len(judge.failures)} failures" if judge.failures else "no failure")
     return 1 if judge.failures else 0
 
 
-def fuzz(port: int, url: str, args: argparse.Namespace, judge: Judge) -> None:
-    """Send everything."""
+def fuzz(
+    port: int, url: str, args: argparse.Namespace, judge: Judge, n: int, live: ls.Live | None, beats: Heartbeat
+) -> None:
+    """Send n requests of all sorts, with a heartbeat beside them, and weigh the server before and after."""
     good = {"image": base64.b64encode(ls.digit_files()[0]).decode(), "explainers": ["nmf", "xnn"], "stability": "fast"}
     probe = ls.Live(port, None, Path(os.devnull))  # type: ignore[arg-type]
 
@@ -445,14 +514,27 @@ def fuzz(port: int, url: str, args: argparse.Namespace, judge: Judge) -> None:
             judge.fail(f"a good image got another answer than at the start: {now} was {first}")
 
     rng, began = random.Random(args.seed), time.perf_counter()
-    n_images, n_http = args.n // 2, args.n // 5
-    for name, cases, n in (("images", image_cases, n_images), ("http", http_cases, n_http)):
-        asyncio.run(send_all(port, cases(port, rng), n, judge, args.concurrency, again))
-        print(f"{name}: {judge.n} requests, {time.perf_counter() - began:.0f} s", flush=True)
-    by_schema(url, args.n - n_images - n_http, judge, args.seed)
-    while judge.n < args.n:  # schemathesis stops early where little can be made
-        asyncio.run(send_all(port, image_cases(port, rng), args.n - judge.n, judge, args.concurrency, again))
+    n_images, n_http = n // 2, n // 5
+    asyncio.run(send_all(port, image_cases(port, rng), min(200, n_images), judge, args.concurrency, again))  # warm
+    weight_mb = memory_mb(live) if live else 0.0
+    beats.start()
+    for name, cases, part in (("images", image_cases, n_images), ("http", http_cases, n_http)):
+        asyncio.run(send_all(port, cases(port, rng), part, judge, args.concurrency, again))
+        grown = f", {memory_mb(live) - weight_mb:+.0f} MB" if live else ""
+        print(f"{name}: {judge.n} requests, {time.perf_counter() - began:.0f} s{grown}", flush=True)
+    by_schema(url, n - n_images - n_http, judge, args.seed)
+    while judge.n < n:  # schemathesis stops early where little can be made
+        asyncio.run(send_all(port, image_cases(port, rng), n - judge.n, judge, args.concurrency, again))
     again()
+    beats.is_over = True
+    beats.join()
+    if beats.n_late:
+        judge.fail(f"/livez was more than {STALL_MS} ms later than an echo {beats.n_late} times of {beats.n}")
+    if live:
+        grown_mb = memory_mb(live) - weight_mb
+        print(f"memory: {weight_mb:.0f} MB, then {grown_mb:+.0f} MB", flush=True)
+        if grown_mb > GROWTH_MB:
+            judge.fail(f"the server grew by {grown_mb:.0f} MB, from {weight_mb:.0f}")
 
 
 if __name__ == "__main__":

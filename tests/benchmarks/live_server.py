@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -223,11 +223,9 @@ class Live:
         while look:
             pid = look.pop(0)
             pids.append(pid)
-            try:
-                children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            except OSError:
-                children = []
-            look += [int(child) for child in children]
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):  # any thread may have started them
+                with suppress(OSError):
+                    look += [int(child) for child in children.read_text().split()]
         return pids
 
     def workers(self) -> list[int]:

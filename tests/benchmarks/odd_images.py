@@ -63,6 +63,43 @@ def good_files(seed: int = 0) -> dict[str, bytes]:
     }
 
 
+def every_format(seed: int = 0) -> dict[str, bytes]:
+    """Return a file of every format that Pillow here can write, in the first mode that it takes."""
+    rng = np.random.default_rng(seed)
+    rgb = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+    Image.init()
+    files = {}
+    for kind in sorted(Image.SAVE):
+        for mode in ("RGB", "L", "1", "P", "F"):
+            try:
+                files[f"{kind} {mode}"] = saved(rgb.convert(mode), kind)
+                break
+            except Exception:  # this writer does not take this mode
+                continue
+    return files
+
+
+def tiled_tiff(side: int) -> bytes:
+    """Return a TIFF that says it has 1 x 1 pixels, in one deflated tile of side x side."""
+    packer = zlib.compressobj(9)
+    tile = b"".join(packer.compress(bytes(side)) for _ in range(side)) + packer.flush()
+    tags = {256: 1, 257: 1, 258: 8, 259: 8, 262: 1, 277: 1, 322: side, 323: side, 324: 8, 325: len(tile)}
+    folder = struct.pack("<H", len(tags)) + b"".join(struct.pack("<HHII", t, 4, 1, v) for t, v in tags.items())
+    return b"II*\0" + struct.pack("<I", 8 + len(tile)) + tile + folder + bytes(4)
+
+
+def bombs() -> dict[str, bytes]:
+    """Return small files that decode to as many pixels as a service allows, or to more in one tile."""
+    large = Image.new("RGB", (6320, 6320))
+    return {
+        "webp of 34 bytes": saved(large, "WEBP", lossless=True, method=0),
+        "gif of 40 megapixels": saved(large.convert("P"), "GIF"),
+        "png of 40 megapixels": saved(large.convert("1"), "PNG"),
+        "tiff of 1 x 1 with a tile of 10000 x 10000": tiled_tiff(10_000),
+        "tiff of 1 x 1 with a tile of 6000 x 6000": tiled_tiff(6_000),
+    }
+
+
 def chunk(name: bytes, data: bytes) -> bytes:
     """Return a PNG chunk with its checksum."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -348,3 +349,49 @@ def test_only_mlflows_default_server_can_serve_the_page(monkeypatch):
     monkeypatch.setenv("_MLFLOW_SGI_NAME", "gunicorn")
     with pytest.raises(mlflow.exceptions.MlflowException, match="needs uvicorn"):
         create_app()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Which application was made: with MLflow's login, or without."""
+    from auditor.plugins import server
+
+    for name in ("AUDITOR_SERVER_AUTH", *server.LOGIN_SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(server, "add_page", lambda app, flask_app: app)
+    monkeypatch.setattr(server, "_with_login", lambda: "login")
+    return server
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_login", "sentence"),
+    [
+        ({}, False, "OPEN: no login is asked for"),
+        ({"AUDITOR_SERVER_AUTH": "basic-auth"}, True, ""),
+        ({"MLFLOW_AUTH_CONFIG_PATH": "auth.ini"}, True, "MLFLOW_AUTH_CONFIG_PATH is set, so MLflow's login is used"),
+        ({"MLFLOW_FLASK_SERVER_SECRET_KEY": "s"}, True, "so MLflow's login is used"),
+        ({"MLFLOW_AUTH_ADMIN_PASSWORD": "s", "AUDITOR_SERVER_AUTH": "none"}, False, "OPEN: no login is asked for"),
+    ],
+)
+def test_settings_of_a_login_ask_for_it(asked, monkeypatch, caplog, variables, has_login, sentence):
+    """Old code served everybody when AUDITOR_SERVER_AUTH was forgotten, without a word."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with caplog.at_level("WARNING"):
+        assert (asked.create_app() == "login") is has_login
+    assert sentence in caplog.text
+    assert bool(caplog.text) == bool(sentence)
+
+
+def test_a_login_of_another_kind_is_refused(asked, monkeypatch):
+    monkeypatch.setenv("AUDITOR_SERVER_AUTH", "ldap")
+    with pytest.raises(mlflow.exceptions.MlflowException, match="want basic-auth or none, got 'ldap'"):
+        asked.create_app()
+
+
+def test_a_login_that_lacks_its_package_names_the_extra(monkeypatch):
+    from auditor.plugins import server
+
+    monkeypatch.setitem(sys.modules, "mlflow.server.auth", None)
+    with pytest.raises(mlflow.exceptions.MlflowException, match=r"mlflow-auditor\[auth\]"):
+        server._with_login()

@@ -1,7 +1,9 @@
 """Records into requests, and answers back, over plain HTTP."""
 
 import base64
+import http.server
 import json
+import threading
 
 import pandas as pd
 import pytest
@@ -59,3 +61,30 @@ def test_an_old_name_of_an_option_warns_and_is_sent_by_its_new_one():
     with pytest.warns(DeprecationWarning, match="samples is called noise_samples now"):
         (body,) = records([{"image": b64("a"), "samples": 3}])
     assert body == {"image": b64("a"), "noise_samples": 3}
+
+
+def test_the_key_does_not_follow_a_redirect(monkeypatch):
+    """Old code sent X-API-Key on to wherever the service pointed."""
+    seen = []
+
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers.get("X-API-Key")))
+            if self.path == "/model":
+                self.send_response(302)
+                self.send_header("Location", f"http://localhost:{self.server.server_port}/elsewhere")
+                self.end_headers()
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *args):
+            pass
+
+    monkeypatch.setenv("AUDITOR_API_KEY", "secret")
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ask(f"http://127.0.0.1:{server.server_port}", "/model")
+        server.shutdown()
+    assert seen == [("/model", "secret"), ("/elsewhere", None)]

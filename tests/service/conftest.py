@@ -54,7 +54,7 @@ def http(served):
 
     logger, threads, filters = logging.getLogger("auditor"), torch.get_num_threads(), warnings.filters[:]
     habits = (logger.handlers[:], logger.level, logger.propagate)
-    with TestClient(AuditorService.to_asgi(), raise_server_exceptions=False) as client:
+    with TestClient(AuditorService.to_asgi(), base_url="http://localhost", raise_server_exceptions=False) as client:
         # a worker settles in as if the process were its own; here other tests live in it
         logger.handlers[:], logger.propagate = habits[0], habits[2]
         logger.setLevel(habits[1])

@@ -7,7 +7,7 @@ import pytest
 
 from auditor.explainers.answer import Question
 from auditor.service.batch_answer import Job
-from auditor.service.batcher import FIRST_PACE_S, JobQueue
+from auditor.service.batcher import FIRST_PACE_S, MAX_BATCH_COST_S, JobQueue, _Waiting
 from auditor.service.problems import Problem
 from auditor.service.types import Options
 
@@ -204,7 +204,8 @@ def test_the_pace_is_a_moving_mean_of_seconds_per_image(took_s, n):
 def test_a_refused_caller_comes_back_when_the_queue_should_be_empty(n_waiting, pace_s, wanted):
     async def story():
         queue = JobQueue("test", Gate(), max_batch=1, limit=n_waiting)
-        queue._queue.extend(object() for _ in range(n_waiting))
+        future = asyncio.get_running_loop().create_future()
+        queue._queue.extend(_Waiting(job(i), future, 0.0) for i in range(n_waiting))
         queue._pace_s = pace_s
         with pytest.raises(Problem) as caught:
             await queue.answer([job(0)], 60)
@@ -284,6 +285,60 @@ def test_the_depth_is_what_waits_now():
         gate.open.set()
         await asyncio.gather(running, waiting)
         assert queue._depth._value.get() == 0
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+def test_a_batch_ends_where_its_cost_does():
+    async def story():
+        gate = Gate()
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
+        await until(lambda: gate.batches)
+        costs = [0.75 * MAX_BATCH_COST_S, 0.2 * MAX_BATCH_COST_S, 0.1 * MAX_BATCH_COST_S, 3 * MAX_BATCH_COST_S]
+        rest = asyncio.create_task(queue.answer([job(i) for i in range(1, 5)], 60, costs))
+        await until(lambda: len(queue._queue) == 4)
+        gate.open.set()
+        await asyncio.gather(running, rest)
+        assert gate.batches == [[0], [1, 2], [3], [4]]
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+def test_what_would_be_answered_too_late_is_refused_at_once():
+    async def story():
+        gate = Gate()
+        queue = await queue_with(gate)
+        running = asyncio.create_task(queue.answer([job(0)], 60))
+        await until(lambda: gate.batches)
+        waiting = asyncio.create_task(queue.answer([job(1)], 60, [40.0]))
+        await until(lambda: len(queue._queue) == 1)
+        with pytest.raises(Problem) as caught:
+            await queue.answer([job(2)], 60, [25.0])
+        assert (caught.value.status, caught.value.retry_after_s) == (429, 40)
+        fits = asyncio.create_task(queue.answer([job(3)], 60, [15.0]))
+        await until(lambda: len(queue._queue) == 2)
+        gate.open.set()
+        await asyncio.gather(running, waiting, fits)
+        await queue.stop()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("lets_large_in", [True, False])
+def test_a_request_larger_than_the_queue_is_let_in_when_nobody_waits(lets_large_in):
+    async def story():
+        gate = Gate()
+        gate.open.set()
+        queue = await queue_with(gate, limit=2, lets_large_in=lets_large_in)
+        many = [job(i) for i in range(3)]
+        if lets_large_in:
+            assert len(await queue.answer(many, 60)) == 3
+        else:
+            with pytest.raises(Problem):
+                await queue.answer(many, 60)
         await queue.stop()
 
     asyncio.run(story())

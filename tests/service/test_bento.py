@@ -1,21 +1,23 @@
-"""The bento: its requirements are the project's, and it holds every folder the service imports."""
+"""The bento: it installs the locked packages and no others, and holds every folder the service imports."""
 
 from pathlib import Path
 
-import tomllib
 import yaml
+
+from tests.locking import bento_requirements, closure, pinned
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_requirements_are_those_of_the_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    expected = project["dependencies"] + [
-        item for extra in ("serve", "onnx") for item in project["optional-dependencies"][extra]
-    ]
+def test_it_installs_what_the_project_needs_each_file_by_its_hash():
     bento = yaml.safe_load((ROOT / "bentofile.yaml").read_text())
-    assert sorted(bento["python"]["packages"]) == sorted(expected), "copy the new requirements into bentofile.yaml"
     assert bento["python"]["lock_packages"] is False
+    lock = (ROOT / bento["python"]["requirements_txt"]).read_text()
+    entries = {entry.partition("==")[0]: entry for entry in lock.split("\n") if "==" in entry}
+    needed = closure(bento_requirements()) & set(pinned())
+    assert needed <= set(entries), f"run make lock: {sorted(needed - set(entries))}"
+    assert {"torch", "mlflow", "bentoml", "onnxruntime-gpu", "starlette"} <= needed
+    assert not {"pytest", "ruff", "mypy"} & set(entries)
 
 
 def test_every_folder_is_included():

@@ -107,7 +107,9 @@ def test_a_client_that_stalls_its_upload_gets_408_and_delays_no_other(live):
     stalled = []
     for _ in range(50):
         line = socket.create_connection(("127.0.0.1", live.port))
-        line.sendall(b"POST /explain HTTP/1.1\r\nhost: x\r\ncontent-type: image/png\r\ncontent-length: 5000\r\n\r\nfew")
+        line.sendall(
+            b"POST /explain HTTP/1.1\r\nhost: localhost\r\ncontent-type: image/png\r\ncontent-length: 5000\r\n\r\nfew"
+        )
         stalled.append(line)
     silent = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(50)]  # not even a header
     assert all_at(live, "1", 10)
@@ -180,6 +182,88 @@ def test_small_files_of_many_pixels_stall_nobody(live):
     assert sorted(answers) == [200, 400]
     assert worst < 1.0  # on an idle machine .03; a decode on the loop takes several seconds
     assert version_of(live) == "1"
+
+
+def test_headers_that_never_end_are_closed(live):
+    """Old code kept such connections open without end."""
+    late = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(20)]
+    for line in late:
+        line.sendall(b"POST /explain HTTP/1.1\r\nhost: localhost\r\nx-")
+        line.settimeout(300)
+    for line in late:
+        assert line.recv(65536).startswith(b"HTTP/1.1 408")
+        line.close()
+    assert version_of(live) == "1"
+
+
+def test_large_json_costs_the_worker_nothing(live):
+    """Old code read 15 MB of nested lists on the event loop: half a GB, and seconds without an answer."""
+    before = sum(ls.rss_mb(pid) for pid in live.workers())
+    body = b'{"instances": [[' + b"[0]," * 3_800_000 + b"[0]]]}"
+    statuses: list[int] = []
+    media = {"content-type": "application/json"}
+    post = lambda: statuses.append(live.post("/v1/models/digits:explain", body, media, timeout_s=300)[0])  # noqa: E731
+    thread = threading.Thread(target=post)
+    thread.start()
+    worst = 0.0
+    while thread.is_alive():
+        began = time.perf_counter()
+        assert live.get("/livez")[0] == 200
+        worst = max(worst, time.perf_counter() - began)
+        time.sleep(0.02)
+    assert statuses[0] in (413, 422)
+    assert worst < 1.0
+    assert sum(ls.rss_mb(pid) for pid in live.workers()) < before + 200
+
+
+def mount(folder: Path, name: str, key: str) -> None:
+    """Turn the link ``..data`` to a new folder of secrets, as Kubernetes does."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "keys").write_text(key + "\n")
+    (folder / "..fresh").symlink_to(name)
+    (folder / "..fresh").rename(folder / "..data")
+
+
+def test_keys_mounted_as_a_secret_are_rotated_and_survive_a_new_worker(versions, tmp_path):
+    """Old code answered 401 to the new key, and 500 to everything once a worker had been replaced."""
+    folder, store = versions
+    mount(tmp_path, "..1", "the-first-key-of-all")
+    (tmp_path / "keys").symlink_to("..data/keys")
+
+    def status_of(server: ls.Live, key: str) -> int:
+        return server.get("/model", headers={"x-api-key": key})[0]
+
+    with ls.serve("models:/digits/1", store, folder / "secret", api_keys=tmp_path / "keys") as server:
+        assert status_of(server, "the-first-key-of-all") == 200
+        mount(tmp_path, "..2", "the-second-key-of-all")
+        shutil.rmtree(tmp_path / "..1")
+        ls.eventually(lambda: status_of(server, "the-second-key-of-all") == 200, "the new key is taken")
+        assert status_of(server, "the-first-key-of-all") == 401
+        (worker,) = server.workers()
+        os.kill(worker, signal.SIGKILL)
+        ls.eventually(lambda: server.workers() not in ([], [worker]) and server.is_ready(), "a new worker")
+        assert status_of(server, "the-second-key-of-all") == 200
+        status, text = server.get("/metrics", headers={"x-api-key": "the-second-key-of-all"})
+        assert status == 200
+        assert "auditor_ready 1.0" in text, "the killed worker is not counted"
+
+
+def test_when_the_supervisor_is_killed_nothing_is_left(versions):
+    """Old code left a worker on the port and its metrics in shared memory."""
+    folder, store = versions
+    with ls.serve("models:/digits/1", store, folder / "orphan") as server:
+        processes = server.processes()
+        environment = Path(f"/proc/{server.workers()[0]}/environ").read_bytes().split(b"\0")
+        (metrics,) = [v.partition(b"=")[2].decode() for v in environment if v.startswith(b"PROMETHEUS_MULTIPROC_DIR=")]
+        assert Path(metrics).is_dir()
+        assert len(processes) >= 4, "supervisor, worker and two for decoding"
+        os.kill(processes[0], signal.SIGKILL)
+        server.process.wait()
+        ls.eventually(lambda: not any(ls.rss_mb(pid) for pid in processes), "every process has ended", 120)
+        assert not Path(metrics).exists()
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", server.port))
 
 
 def test_refused_callers_get_the_time_to_retry(versions):

@@ -1,5 +1,6 @@
 """Launch: what is checked before anything starts, what workers find in their environment, and what is left behind."""
 
+import fcntl
 import json
 import os
 import socket
@@ -57,7 +58,69 @@ def test_a_server_is_started_with_its_settings_and_leaves_no_folder(registry, st
     assert not folder.exists()
     settings = call["settings"]
     assert (settings.model, settings.max_batch, settings.log_requests) == (MODEL, 4, False)
-    assert settings.api_keys == (tmp_path / "keys").resolve()
+    assert settings.api_keys == tmp_path / "keys"
+
+
+def test_a_link_to_the_keys_stays_a_link(registry, started, tmp_path):
+    """Old code resolved it: after Kubernetes had moved its link the workers read the old keys on."""
+    (tmp_path / "..2026_01").mkdir()
+    (tmp_path / "..2026_01" / "keys").write_text("secret-key-of-sixteen\n")
+    (tmp_path / "keys").symlink_to("..2026_01/keys")
+    run_server(MODEL, host="127.0.0.1", port=free_port(), api_keys=tmp_path / "keys")
+    assert started[1]["settings"].api_keys == tmp_path / "keys"
+
+
+def lines_of(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.parametrize(
+    ("host", "options", "sentence"),
+    [
+        ("127.0.0.1", {}, "every user of this machine may ask"),
+        ("0.0.0.0", {}, "everybody who can reach 0.0.0.0 may ask"),
+        ("127.0.0.1", {"allowed_hosts": "*"}, "any Host is answered"),
+        ("127.0.0.1", {"allowed_origins": "*"}, "pages of every site may ask"),
+        ("127.0.0.1", {"allow_pickle": True}, "pickles are loaded"),
+    ],
+)
+def test_what_is_open_is_said_loudly(registry, started, capsys, host, options, sentence):
+    run_server(MODEL, host=host, port=free_port(), **options)
+    (line,) = [line for line in lines_of(capsys.readouterr().out) if line["event"].startswith("OPEN: ")]
+    assert line["level"] == "warning"
+    assert sentence in line["event"]
+
+
+def test_where_nothing_is_open_nothing_is_said(registry, started, tmp_path, capsys):
+    (tmp_path / "keys").write_text("secret-key-of-sixteen\n")
+    run_server(MODEL, host="0.0.0.0", port=free_port(), api_keys=tmp_path / "keys")
+    assert "OPEN" not in capsys.readouterr().out
+
+
+def test_folders_of_killed_servers_are_removed(registry, started, monkeypatch, tmp_path):
+    monkeypatch.setattr(launch, "_memory_folder", lambda: str(tmp_path))
+    left, used, young = (tmp_path / f"auditor-metrics-{name}" for name in ("left", "used", "young"))
+    for folder in (left, used, young):
+        folder.mkdir()
+    for folder in (left, used):
+        os.utime(folder, (1, 1))
+    descriptor = os.open(used, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    run_server(MODEL, host="127.0.0.1", port=free_port())
+    os.close(descriptor)
+    assert [folder.exists() for folder in (left, used, young)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"oidc_issuer": "https://id.example"}, "give --oidc-audience too"),
+        ({"oidc_issuer": "http://id.example", "oidc_audience": "a"}, "give an https address"),
+    ],
+)
+def test_a_provider_that_cannot_work_is_refused(registry, started, options, sentence):
+    with pytest.raises(OptionError, match=sentence):
+        run_server(MODEL, host="127.0.0.1", port=free_port(), **options)
 
 
 def test_the_folder_goes_also_when_the_server_fails(registry, started, monkeypatch):

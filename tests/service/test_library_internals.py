@@ -26,6 +26,7 @@ REACHES = [
     ("bentoml._internal.utils.circus", "create_standalone_arbiter"),
     ("bentoml._internal.server.http.traffic", "TimeoutMiddleware"),
     ("prometheus_client.mmap_dict", "_INITIAL_MMAP_SIZE"),
+    ("uvicorn.protocols.http.h11_impl", "H11Protocol"),
 ]
 
 
@@ -211,3 +212,50 @@ def test_nothing_else_reaches_into_these_libraries():
         for path in (ROOT / folder).rglob("*.py"):
             if path.name != "library_internals.py":
                 assert not reach.search(path.read_text()), path
+
+
+HEADERS = """
+import asyncio, sys, uvicorn
+from auditor.service.library_internals import limit_header_time
+limit_header_time(0.5, b"HTTP/1.1 408 Late\\r\\n\\r\\n")
+
+async def app(scope, receive, send):
+    await receive()
+    await asyncio.sleep(1.0)  # a slow answer is no late header
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+async def ask(port, *parts, pause=0.3):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(pause)
+    answer = await reader.readuntil(b"\\r\\n\\r\\n")
+    return reader, writer, answer[:12]
+
+async def main():
+    config = uvicorn.Config(app, port=int(sys.argv[1]), lifespan="off", log_level="error")
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    port, whole = int(sys.argv[1]), b"GET / HTTP/1.1\\r\\nhost: x\\r\\n\\r\\n"
+    reader, writer, answer = await ask(port, whole)
+    assert answer == b"HTTP/1.1 200", answer
+    await reader.readexactly(2)
+    writer.write(b"GET / HTTP/1.1\\r\\nhost:")  # the next request of the same connection never ends
+    assert (await asyncio.wait_for(reader.read(12), 30)) == b"HTTP/1.1 408"
+    for parts in ((b"",), (b"GET / HT",), (b"GET / HTTP/1.1\\r\\n", b"a: b\\r\\n")):
+        answer = (await asyncio.wait_for(ask(port, *parts), 30))[2]
+        assert answer == b"HTTP/1.1 408", answer
+    server.should_exit = True
+    await task
+
+asyncio.run(main())
+"""
+
+
+def test_connections_whose_headers_never_end_are_closed():
+    from tests.free_port import free_port
+
+    subprocess.run([sys.executable, "-c", HEADERS, str(free_port())], check=True, timeout=120)

@@ -11,6 +11,12 @@ from auditor.service.settings import Settings
 
 def visit(app, settings=None, *, headers=(), body=(b"",), path="/explain", pause_s=0.0):
     """Send one request through the middleware; return status, headers and JSON body."""
+    middleware = Middleware(app, settings or Settings(log_requests=False))
+    return ask(middleware, headers, body=body, path=path, pause_s=pause_s)
+
+
+def ask(middleware, headers, *, body=(b"",), path="/explain", pause_s=0.0):
+    """Send one request through a middleware that is there."""
     sent = []
     chunks = list(body)
 
@@ -26,7 +32,6 @@ def visit(app, settings=None, *, headers=(), body=(b"",), path="/explain", pause
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
-    middleware = Middleware(app, settings or Settings(log_requests=False))
     asyncio.run(middleware(scope, receive, send))
     head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}
     text = b"".join(m.get("body", b"") for m in sent[1:])
@@ -99,3 +104,52 @@ def test_keys_open_and_others_do_not(keyed):
     for path in ("/livez", "/readyz", "/ui/app.js"):
         assert visit(reads_all, settings, path=path)[0] == 200
     assert visit(reads_all, settings, path="/metrics")[0] == 401
+
+
+def test_the_reason_of_a_refusal_is_in_the_answer(tmp_path):
+    path = tmp_path / "keys.toml"
+    path.write_text("[[keys]]\nkey = 'app'\nroutes = ['/predict']\n[[keys]]\nkey = 'slow'\nrate_per_minute = 1\n")
+    settings = Settings(api_keys=path, model="models:/digits@champion", log_requests=False)
+    app, slow = [(b"x-api-key", b"app")], [(b"x-api-key", b"slow")]
+    assert visit(reads_all, settings, headers=app, path="/predict")[0] == 200
+    status, _, told = visit(reads_all, settings, headers=app)
+    assert (status, told["error"]["code"]) == (403, "route_not_allowed")
+    assert "/predict only" in told["error"]["message"]
+    both = Middleware(reads_all, settings)
+    assert ask(both, slow)[0] == 200
+    status, head, told = ask(both, slow)
+    assert (status, told["error"]["code"]) == (429, "rate_limited")
+    assert int(head["retry-after"]) > 50
+
+
+def test_keys_that_cannot_be_read_turn_readiness_red_and_let_nobody_in(tmp_path):
+    """Old code answered 500 to everything after a worker had started without its file."""
+    settings = Settings(api_keys=tmp_path / "keys", log_requests=False)
+    for path in ("/readyz", "/explain"):
+        status, _, told = visit(reads_all, settings, path=path)
+        assert (status, told["error"]["code"]) == (503, "keys_unreadable")
+    assert visit(reads_all, settings, path="/livez")[0] == 200
+    (tmp_path / "keys").write_text("first-key\n")
+    assert visit(reads_all, settings, path="/readyz")[0] == 200
+
+
+def test_a_name_that_was_pointed_here_gets_nothing():
+    """Old code answered every Host: a page of any site could read the service by DNS rebinding."""
+    for host, status in ((b"evil.example", 403), (b"127.0.0.1:3000", 200)):
+        assert visit(reads_all, headers=[(b"host", host)])[0] == status
+        assert visit(reads_all, headers=[(b"host", host)], path="/livez")[0] == 200
+    foreign = [(b"host", b"127.0.0.1:3000"), (b"origin", b"https://evil.example")]
+    status, _, told = visit(reads_all, headers=foreign)
+    assert (status, told["error"]["code"]) == (403, "origin_not_allowed")
+
+
+def test_tokens_and_keys_side_by_side(tmp_path, keyed):
+    settings = Settings(api_keys=keyed, oidc_issuer="https://id.example", oidc_audience="a", log_requests=False)
+    middleware = Middleware(reads_all, settings)
+    middleware.tokens.fetch = lambda address: {}
+    assert ask(middleware, [(b"x-api-key", b"first-key")])[0] == 200
+    assert ask(middleware, [(b"authorization", b"Bearer ey.ey.x")])[0] == 401
+    only_tokens = Middleware(reads_all, settings.model_copy(update={"api_keys": None}))
+    status, _, told = ask(only_tokens, [])
+    assert status == 401
+    assert "a token is needed" in told["error"]["message"]

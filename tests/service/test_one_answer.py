@@ -78,7 +78,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def rest(everything):
-    with TestClient(Served(Settings(model=everything, engine="torch", poll_s=3600, max_search_timeout_s=60.0))) as http:
+    with TestClient(
+        Served(Settings(model=everything, engine="torch", poll_s=3600, max_search_timeout_s=60.0)),
+        base_url="http://localhost",
+    ) as http:
         assert http.get("/model").json()["engine"] == "torch"
         yield http
 

@@ -85,7 +85,7 @@ def test_a_model_with_a_softmax_answers_like_the_one_without(
     encoded = base64.b64encode(content).decode()
     predictions = {}
     for engine in ("torch", "onnx"):
-        with TestClient(Served(Settings(model=uri, engine=engine, poll_s=3600))) as http:
+        with TestClient(Served(Settings(model=uri, engine=engine, poll_s=3600)), base_url="http://localhost") as http:
             info = http.get("/model").json()
             assert (info["engine"], info["output"]) == (engine, "softmax")
             ways[f"REST {engine}"] = http.post("/explain", json={"image": encoded, **OPTIONS}).json()
@@ -139,7 +139,7 @@ def test_labels_of_a_multilabel_model_by_every_way(registry, trained, picture, c
     path.write_bytes(content)
     answers = [cli.json("explain", uri, path, "--heatmaps", "none")["prediction"]]
     for engine in ("torch", "onnx"):
-        with TestClient(Served(Settings(model=uri, engine=engine, poll_s=3600))) as http:
+        with TestClient(Served(Settings(model=uri, engine=engine, poll_s=3600)), base_url="http://localhost") as http:
             assert http.get("/model").json()["engine"] == engine
             answers.append(http.post("/predict", files={"image": content}).json()["prediction"])
     for prediction in answers:
@@ -163,7 +163,7 @@ def test_a_graph_of_other_logits_is_not_served(registry, trained, concepts, pict
     describe(uri, output="logits")
     export(uri)
     describe(uri, output="softmax")
-    with TestClient(Served(Settings(model=uri, engine="auto", poll_s=3600))) as http:
+    with TestClient(Served(Settings(model=uri, engine="auto", poll_s=3600)), base_url="http://localhost") as http:
         info = http.get("/model").json()
     assert info["engine"] == "torch"
     assert "undone at the model's end is softmax, in the exported graph none" in info["engine_reason"]

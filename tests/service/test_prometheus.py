@@ -52,3 +52,12 @@ def test_a_disk_without_room_is_a_warning(tmp_path, monkeypatch, caplog):
         prometheus.claim_room()
     assert claimed == [1]
     assert "no room could be claimed" in caplog.text
+
+
+def test_a_killed_worker_is_not_counted_as_ready(tmp_path):
+    """Old code kept the gauges of killed workers: auditor_ready counted processes that were gone."""
+    ready = "from auditor.service import prometheus as p; p.READY.set(1); p.REQUESTS.labels('/x', '200').inc(); "
+    run(tmp_path, ready)
+    text = run(tmp_path, ready + "print(p.exposition()[0].decode())")
+    assert "auditor_ready 1.0" in text
+    assert 'auditor_requests_total{route="/x",status="200"} 2.0' in text  # what it counted stays

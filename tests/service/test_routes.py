@@ -76,11 +76,11 @@ def test_limits_are_settings_and_their_statuses_have_a_sentence():
 @pytest.mark.parametrize(
     ("path", "errors"),
     [
-        ("/explain", (400, 401, 408, 413, 415, 422, 429, 500, 503)),
-        ("/v1/models/{name}:explain", (400, 401, 404, 408, 413, 415, 422, 429, 500, 503)),
-        ("/model", (401, 500, 503)),
-        ("/gallery/{explainer}", (401, 404, 500, 503)),
-        ("/openapi.json", (500, 503)),
+        ("/explain", (400, 401, 403, 408, 413, 415, 422, 429, 500, 503)),
+        ("/v1/models/{name}:explain", (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)),
+        ("/model", (401, 403, 429, 500, 503)),
+        ("/gallery/{explainer}", (401, 403, 404, 429, 500, 503)),
+        ("/openapi.json", (403, 500, 503)),
         ("/livez", ()),
         ("/readyz", (503,)),
     ],

@@ -18,7 +18,10 @@ GIVEN = {
     "threads": 2, "allow_pickle": True, "max_batch": 5, "max_wait_ms": 2.5, "queue": 77, "slow_queue": 9,
     "request_timeout_s": 12.5, "search_timeout_s": 0.75, "max_search_timeout_s": 4.5, "max_body_mb": 1.5,
     "max_pixels": 12345, "decoders": 3, "decode_timeout_s": 3.5, "decode_memory_mb": 640,
-    "upload_timeout_s": 7.5, "api_keys": Path("keys.txt"), "poll_s": 0.5,
+    "upload_timeout_s": 7.5, "api_keys": Path("keys.txt"), "keys_grace_s": 9.5,
+    "oidc_issuer": "https://id.example", "oidc_audience": "auditor", "oidc_scope": "explain",
+    "oidc_rate_per_minute": 30.0, "allowed_hosts": "a.example,b.example", "allowed_origins": "https://a.example",
+    "poll_s": 0.5,
     "sample_images": "sklearn:digits", "log_requests": False, "otlp_endpoint": "http://c:4318/v1/traces",
     "trace_rate": 0.25,
 }  # fmt: skip
