@@ -37,8 +37,8 @@ class Pace:
     def of(cls, without_s: float, with_stability_s: float) -> Pace:
         """Return the pace from the seconds of an image without and with the default stability.
 
-        >>> Pace.of(0.1, 1.5).pass_s
-        0.1
+        >>> Pace.of(0.5, 4.0).pass_s
+        0.25
         """
         passes = stability_passes(AnswerOptions())
         return cls(without_s, max(0.0, with_stability_s - without_s) / passes)
