@@ -24,7 +24,7 @@ from auditor.auditing.checks import ALWAYS, check_only, checked
 from auditor.auditing.cost import Cost, Meter
 from auditor.auditing.data_quality import data_quality
 from auditor.auditing.deadline import Deadline
-from auditor.auditing.explanation_quality import GROUPS, take
+from auditor.auditing.explanation_quality import GROUPS, masked_images, take
 from auditor.auditing.images import Answers, AuditImages, HeldOut, answers, choose, class_counts, held_out, shared
 from auditor.auditing.model_quality import layer_names, layer_passes, model_metrics
 from auditor.auditing.model_reliance import not_measured, reliance
@@ -32,6 +32,7 @@ from auditor.auditing.parts import Part, Runner, Say, Taken, unsaid
 from auditor.auditing.performance import NAMES as PERFORMANCE
 from auditor.auditing.performance import performance
 from auditor.auditing.pictures import finding_pictures, pictures
+from auditor.auditing.shared_passes import SharedPasses
 from auditor.data.source import Data
 from auditor.errors import TamperError
 from auditor.explainers.base import Explainer, _versions
@@ -60,6 +61,7 @@ class AuditConfig(BaseModel):
     regions: Path | None = Field(default=None, description="Masks, a COCO file or VOC files of the images' objects.")
     checks: tuple[str, ...] = Field(default=(), description="The checks to take; none named: all.")
     only: tuple[str, ...] = Field(default=(), description="The explainers to check; none named: all.")
+    exhaustive: bool = Field(default=False, description="Take all images and draws, however clear a verdict is.")
     budget_s: float | None = Field(default=None, gt=0, description="Seconds after which no further check is taken.")
 
     @field_validator("checks")
@@ -176,12 +178,11 @@ def audit(
     began = time.monotonic()
     with meter.on(subject.module):
         model_answers = answers(subject, data, batch_size=config.batch_size, progress=progress)
-        per_pass = (time.monotonic() - began) / max(1, meter.images)
         held = {name: held_out(e, data, len(model_answers.ids)) for name, e in explainers.items()}
         chosen = choose(subject, data, model_answers, held, config.images, config.batch_size)
         watched = deadline.watching(progress)
         store = _cache(cache, subject, data, explainers, config)
-        runner = Runner(store, meter, deadline, progress, say, per_pass)
+        runner = Runner(store, meter, deadline, progress, say, meter.seconds_per_pass)
         work = _Work(subject, data, model_answers, chosen, explainers, config, watched)
         runner.run([*work.parts(), *_not_asked(attached, explainers)])
     if not any(deadline.reason == reason for reason in runner.missing.values()):
@@ -242,18 +243,26 @@ class _Work:
 
     @cached_property
     def _cases(self) -> dict[str, Case]:
-        c = self.config
+        c, usable = self.config, self.explainers
+        passes = SharedPasses(layer for e in usable.values() for layer in e.layers())
+        efforts = {name: Effort.of(e, c.images, c.refits, c.slow_images, c.exhaustive) for name, e in usable.items()}
+        masked = {
+            draws: masked_images(self.subject, effort, c.seed)
+            for draws, effort in {effort.flip_draws: effort for effort in efforts.values()}.items()
+        }
         return {
             name: Case(
                 self.subject,
                 explainer,
                 self.chosen,
                 self.data,
-                Effort.of(explainer, c.images, c.refits, c.slow_images),
+                efforts[name],
                 c.seed,
                 _named(name, self.progress),
+                passes,
+                masked[efforts[name].flip_draws],
             )
-            for name, explainer in self.explainers.items()
+            for name, explainer in usable.items()
         }
 
     def _performance(self) -> Part:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,34 +13,35 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.attribution.heatmap import upsample
-from auditor.auditing.images import AuditImages, spread
+from auditor.auditing.images import AuditImages
+from auditor.auditing.shared_passes import BATCH, Outputs, SharedPasses
 from auditor.data.source import Data
 from auditor.errors import DataError
 from auditor.explainers.answer import explanations_of
 from auditor.explainers.base import Explainer
 from auditor.explainers.explanation import Explanation
 from auditor.metrics.measure import Measure
+from auditor.metrics.sequential import even_order, looks
+from auditor.perturbation.pixel_flipping import MaskedImages
 from auditor.progress import Progress, silent
 from auditor.subject.subject import Subject
-
-EXPLAINED_AT_ONCE = 32  # images
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much work goes into one explainer."""
+    """How much work goes into one explainer: at most so many images, taken in rounds until the verdict is clear."""
 
     images: int = 100
     flip_images: int = 40
-    flip_draws: int = 2  # more do not narrow the interval: images differ far more than draws, bench_flip_draws.py
-    flip_steps: int = 16
+    flip_draws: int = 1  # more do not narrow the interval: images differ far more than draws, bench_flip_draws.py
+    flip_steps: int = 8
     noise_images: int = 40
-    noise_samples: int = 3
+    noise_samples: int = 2
     random_images: int = 40
     random_stages: int = 3
-    random_classes: int | None = None  # images of at most so many classes are explained on randomised models
     refits: int = 0
     radius: float = 0.02
+    is_sequential: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)  # handed to ``explain``
 
     def share(self, n: int) -> float:
@@ -47,29 +49,28 @@ class Effort:
         return min(n, self.images) / max(1, self.images)
 
     @classmethod
-    def of(cls, explainer: Explainer, images: int, refits: int, slow_images: int) -> Effort:
-        """Return the usual effort; less for kinds that search per image, or that trace the model for each class."""
+    def of(
+        cls, explainer: Explainer, images: int, refits: int, slow_images: int, is_exhaustive: bool = False
+    ) -> Effort:
+        """Return the usual effort; less for kinds that search per image, all of it where the audit is exhaustive."""
         if explainer.searches:
             n = slow_images
             return cls(
                 n, n, noise_images=n, noise_samples=1, random_images=n, random_stages=1, options=explainer.quick_options
             )
         some = min(images, 40)
-        per_class = explainer.explainable_classes() is not None
-        return cls(
-            images,
-            some,
-            noise_images=some,
-            random_images=some,
-            random_classes=4 if per_class else None,
-            random_stages=1 if per_class else 3,
-            refits=refits,
-        )
+        effort = cls(images, some, noise_images=some, random_images=some, refits=refits)
+        if is_exhaustive:
+            return replace(effort, flip_draws=2, flip_steps=16, noise_samples=3, is_sequential=False)
+        return effort
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One explainer before the audit's images; explanations are made once and shared by all measures."""
+    """One explainer before the audit's images; explanations are made once and shared by all measures.
+
+    ``shared`` and ``masked`` hold what the model said of the images, for all explainers of the audit.
+    """
 
     subject: Subject
     explainer: Explainer
@@ -78,6 +79,13 @@ class Case:
     effort: Effort
     seed: int = 0
     progress: Progress = silent
+    shared: SharedPasses | None = None
+    masked: MaskedImages | None = None
+
+    @cached_property
+    def passes(self) -> SharedPasses:
+        """Return the passes that all explainers of the audit read."""
+        return self.shared or SharedPasses(self.explainer.layers())
 
     @cached_property
     def sample(self) -> AuditImages:
@@ -92,29 +100,44 @@ class Case:
     @cached_property
     def explanations(self) -> list[Explanation]:
         """Return the explanation of every image, each of the class the explainer chooses."""
-        return explain(self.explainer, self.subject, self.sample.images, None, self.effort, self.progress)
+        return self.explain(self.subject, "as it is", self.sample, self.sample.images, None, True)
 
-    def subset(self, n: int) -> tuple[AuditImages, list[Explanation]]:
-        """Return at most ``n`` of the images with their explanations."""
-        rows = spread(len(self.sample), n)
+    def explain(
+        self,
+        subject: Subject,
+        condition: Hashable,
+        sample: AuditImages,
+        images: Tensor,
+        targets: Sequence[int] | None,
+        heatmaps: bool = False,
+    ) -> list[Explanation]:
+        """Explain ``images``, those of ``sample`` under a condition, from a pass that all explainers share."""
+        wanted: list[int | None] = list(targets) if targets is not None else [None] * len(images)
+        explanations: list[Explanation] = []
+        for part in torch.split(torch.arange(len(images)), BATCH):
+            rows = part.tolist()
+            asked = [wanted[i] for i in rows]
+            outputs: Outputs = sample.logits[part], {}  # for a kind that reads no layers and runs the subject itself
+            if self.explainer.layers():
+                index = [sample.index[i] for i in rows]
+                outputs = self.passes.run(subject, condition, images[part], index)
+            explanations += explanations_of(
+                self.explainer, subject, images[part], asked, outputs, heatmaps=heatmaps, **self.effort.options
+            )
+            if len(images) > BATCH:
+                self.progress("explaining", len(explanations), len(images))
+        return explanations
+
+    def rounds(self, most: int) -> list[list[int]]:
+        """Return the rows of the sample that each round adds, ``most`` in all: one round where all are wanted."""
+        n = min(most, len(self.sample))
+        order = even_order(len(self.sample))[:n]
+        sizes = [0, *(looks(n) if self.effort.is_sequential and not self.explainer.searches else [n])]
+        return [order[a:b] for a, b in pairwise(sizes)]
+
+    def rows(self, rows: list[int]) -> tuple[AuditImages, list[Explanation]]:
+        """Return some of the images with their explanations."""
         return self.sample.rows(rows), [self.explanations[i] for i in rows]
-
-
-def explain(
-    explainer: Explainer,
-    subject: Subject,
-    images: Tensor,
-    targets: Sequence[int] | None,
-    effort: Effort,
-    progress: Progress = silent,
-) -> list[Explanation]:
-    """Explain images, each for its own target where targets are given."""
-    explanations: list[Explanation] = []
-    for part in torch.split(torch.arange(len(images)), EXPLAINED_AT_ONCE):
-        chosen = [None if targets is None else targets[i] for i in part.tolist()]
-        explanations += explanations_of(explainer, subject, images[part], chosen, **effort.options)
-        progress("explaining", len(explanations), len(images))
-    return explanations
 
 
 def strengths(explanations: Sequence[Explanation], width: int | None = None) -> Tensor:

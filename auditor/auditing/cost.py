@@ -53,10 +53,15 @@ class Cost:
 
 
 class Meter:
-    """Counts the images that go through a model, and the time since it began."""
+    """Counts the images that go through a model, and the time that takes."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self.clock, self.images = clock, 0
+        self.clock, self.images, self.seconds, self._began = clock, 0, 0.0, 0.0
+
+    @property
+    def seconds_per_pass(self) -> float | None:
+        """Mean time of one image in the model; None before the first."""
+        return self.seconds / self.images if self.images else None
 
     @contextmanager
     def on(self, module: nn.Module) -> Iterator[Meter]:
@@ -65,12 +70,17 @@ class Meter:
         def count(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             first = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
             self.images += len(first) if first is not None and first.ndim else 1
+            self._began = self.clock()
 
-        handle = module.register_forward_pre_hook(count, with_kwargs=True)
+        def end(_module: nn.Module, _args: Any, _output: Any) -> None:
+            self.seconds += self.clock() - self._began
+
+        handles = [module.register_forward_pre_hook(count, with_kwargs=True), module.register_forward_hook(end)]
         try:
             yield self
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def since(self, cost: Cost, images: int, began: float) -> Cost:
         """Return a cost with what was used since a count of images and a time."""

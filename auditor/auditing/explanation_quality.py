@@ -30,19 +30,22 @@ import torch
 from torch import Tensor
 
 from auditor.attribution.heatmap import upsample
-from auditor.auditing.case import Case, noted, relevance
+from auditor.auditing.case import Case, Effort, noted, relevance
 from auditor.auditing.explanation_changes import basis, noise, randomisation
 from auditor.auditing.group_ablation import NAMES as group_ablation_names
 from auditor.auditing.group_ablation import group_ablation, group_ablation_passes
+from auditor.auditing.images import AuditImages
 from auditor.auditing.performance import both_sides, two_sided
 from auditor.errors import AuditError
 from auditor.explainers.explanation import Explanation
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.measure import Direction, Measure, of_items, skipped
 from auditor.metrics.orthogonality import orthogonality
+from auditor.metrics.sequential import is_settled
 from auditor.perturbation.cells import Partition, grid
-from auditor.perturbation.pixel_flipping import pixel_flip
+from auditor.perturbation.pixel_flipping import MaskedImages, flip_curve
 from auditor.subject.outputs import Output
+from auditor.subject.subject import Subject
 
 CELLS = 8  # per side of the grid that pixel flipping works on, at most
 FLIP_CHUNK = 64  # images per forward pass: more only costs memory
@@ -126,44 +129,34 @@ def _chance(logits: Tensor) -> float:
 
 
 def flips(case: Case) -> dict[str, Measure]:
-    """Return flip_area, deletion_area and flip_gain; null: random maps under the same noise."""
-    sample, explanations = case.subset(case.effort.flip_images)
-    cells = flip_cells(case.subject.input_shape)
-    assert cells.layout is not None
-    maps = [relevance(e, cells.layout) for e in explanations]
-    with_map = [i for i, m in enumerate(maps) if m is not None]
-    if not with_map:
+    """Return flip_area, deletion_area and flip_gain; null: random maps under the same noise.
+
+    Images are added until it is clear whether the gain over random maps is above or below zero.
+    """
+    masked = case.masked or masked_images(case.subject, case.effort, case.seed)
+    assert masked.partition.layout is not None
+    areas = torch.zeros(3, 0, dtype=torch.float64)  # least relevant first, most relevant first, random order
+    rounds, n_explained = case.rounds(case.effort.flip_images), 0
+    for k, rows in enumerate(rounds):
+        sample, explanations = case.rows(rows)
+        maps = [relevance(e, masked.partition.layout) for e in explanations]
+        with_map = [i for i, m in enumerate(maps) if m is not None]
+        n_explained += len(rows)
+        if with_map:
+            scores = torch.stack([m.flatten() for m in maps if m is not None])
+            if not bool(scores.isfinite().all()):
+                return {name: of_items([math.nan], direction) for name, direction in FLIPS.items()}
+            targets = torch.tensor([explanations[i].target.index for i in with_map])
+            areas = torch.cat([areas, _areas(case, masked, sample.rows(with_map), targets, scores)], 1)
+        case.progress("flipping pixels", k + 1, len(rounds))
+        if is_settled(areas[2] - areas[0], [0.0], len(rounds)):
+            break
+    forward, reverse, null = areas
+    if not len(null):
         reason = f"kind {case.explainer.kind} gives no heatmaps of this layer"
         return {name: skipped(reason, direction) for name, direction in FLIPS.items()}
-    scores = torch.stack([m.flatten() for m in maps if m is not None])
-    if not bool(scores.isfinite().all()):
-        return {name: of_items([math.nan], direction) for name, direction in FLIPS.items()}
-    random = torch.rand(scores.shape, generator=torch.Generator().manual_seed(case.seed))
-    images = sample.images[with_map]
-    targets = torch.tensor([explanations[i].target.index for i in with_map])
-
-    def network(x: Tensor) -> Tensor:
-        return two_sided(case.subject.logits(x).float().cpu())
-
-    areas = []
-    for k, map_ in enumerate((scores, -scores, random)):
-        curve = pixel_flip(
-            network,
-            images,
-            targets,
-            map_,
-            cells,
-            group=max(1, cells.size // case.effort.flip_steps),
-            draws=case.effort.flip_draws,
-            seed=case.seed,
-            chunk=FLIP_CHUNK,
-            output=case.subject.output if case.subject.n_classes > 1 else Output(),  # one logit is given two sides
-        )
-        areas.append(curve.area().double())
-        case.progress("flipping pixels", k + 1, 3)
-    forward, reverse, null = areas
     left_out = (
-        "" if len(with_map) == len(maps) else f"{len(maps) - len(with_map)} images have an empty map and are left out"
+        "" if len(null) == n_explained else f"{n_explained - len(null)} images have an empty map and are left out"
     )
     measures = {
         "flip_area": of_items(forward, "down", null=float(null.mean()), seed=case.seed),
@@ -171,6 +164,27 @@ def flips(case: Case) -> dict[str, Measure]:
         "flip_gain": of_items(null - forward, "up", null=0.0, seed=case.seed),
     }
     return {name: noted(m, left_out) for name, m in measures.items()}
+
+
+def _areas(case: Case, masked: MaskedImages, sample: AuditImages, targets: Tensor, scores: Tensor) -> Tensor:
+    """Return (3, images): the areas of the maps, of the maps turned around, and of random ones."""
+    group = max(1, masked.partition.size // case.effort.flip_steps)
+    random = torch.stack([masked.random_scores(k) for k in sample.index])
+    curves = (
+        flip_curve(masked, sample.images, targets, s, sample.index, group=group) for s in (scores, -scores, random)
+    )
+    return torch.stack([curve.area().double() for curve in curves])
+
+
+def masked_images(subject: Subject, effort: Effort, seed: int) -> MaskedImages:
+    """Return the images with noise in some cells, of which every mask is run once for all explainers."""
+
+    def network(x: Tensor) -> Tensor:
+        return two_sided(subject.logits(x).float().cpu())
+
+    output = subject.output if subject.n_classes > 1 else Output()  # one logit is given two sides
+    cells = flip_cells(subject.input_shape)
+    return MaskedImages(network, cells, draws=effort.flip_draws, seed=seed, chunk=FLIP_CHUNK, output=output)
 
 
 def flip_cells(shape: tuple[int, int, int]) -> Partition:
@@ -222,7 +236,9 @@ def _faithfulness_passes(case: Case) -> float | None:
 
 def _flip_passes(case: Case) -> float | None:
     e = case.effort
-    return e.share(e.flip_images) * 3 * (1 + e.flip_draws * (e.flip_steps + 1))
+    alone = 2 * e.flip_draws * (e.flip_steps - 1)  # the two ends and the random order are shared
+    shared = 1 + e.flip_draws * e.flip_steps
+    return e.share(e.flip_images) * (alone + shared)
 
 
 def _noise_passes(case: Case) -> float | None:

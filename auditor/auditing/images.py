@@ -47,12 +47,17 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class AuditImages:
-    """The chosen images: pixels, logits, labels (-1 unknown) and names."""
+    """The chosen images: pixels, logits, labels (-1 unknown), names, and which of the chosen they are."""
 
     images: Tensor
     logits: Tensor
     labels: Tensor
     ids: list[str]
+    index: tuple[int, ...] = ()  # of a part: its rows of the whole
+
+    def __post_init__(self) -> None:
+        if not self.index:
+            object.__setattr__(self, "index", tuple(range(len(self.ids))))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,7 +74,8 @@ class AuditImages:
 
     def rows(self, rows: list[int]) -> AuditImages:
         """Return the images of the given rows."""
-        return AuditImages(self.images[rows], self.logits[rows], self.labels[rows], [self.ids[i] for i in rows])
+        ids, index = [self.ids[i] for i in rows], tuple(self.index[i] for i in rows)
+        return AuditImages(self.images[rows], self.logits[rows], self.labels[rows], ids, index)
 
 
 def spread(n: int, k: int) -> list[int]:

@@ -11,11 +11,12 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from auditor.attribution.heatmap import overlay, to_rgb
-from auditor.auditing.case import Effort, explain
+from auditor.auditing.case import Effort
 from auditor.auditing.images import AuditImages, spread
 from auditor.auditing.second_opinions import SPOT
 from auditor.data.source import Data
 from auditor.errors import AuditError
+from auditor.explainers.answer import explanations_of
 from auditor.explainers.base import Explainer
 from auditor.subject.subject import Subject
 
@@ -34,10 +35,9 @@ def pictures(
         effort = Effort.of(explainer, N_EXAMPLES, 0, min(slow_images, 2))
         sample = _varied(chosen, effort.images)
         try:
-            examples = [
-                _example(subject, sample, i, e)
-                for i, e in enumerate(explain(explainer, subject, sample.images, None, effort))
-            ]
+            targets = [None] * len(sample)
+            explanations = explanations_of(explainer, subject, sample.images, targets, **effort.options)
+            examples = [_example(subject, sample, i, e) for i, e in enumerate(explanations)]
         except AuditError:  # an explainer that cannot explain these images shows none
             examples = []
         shown[name] = {"concepts": _concepts(subject, explainer), "examples": examples}

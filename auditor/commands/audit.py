@@ -58,6 +58,7 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 @click.option("--only", multiple=True, metavar="EXPLAINER", help="Check this explainer only; may be repeated.")
 @click.option("--checks", metavar="NAMES", help=f"Take these checks only, with commas between: {', '.join(CHECKS)}.")
 @click.option("--budget", metavar="TIME", help="Start no check after this time (5m, 90s) and end the one that runs.")
+@click.option("--exhaustive", is_flag=True, help="Take all images and draws of a check, however clear its verdict is.")
 @click.option("--no-store", is_flag=True, help="Do not store the audit with the version.")
 @FRESH
 @SEED
@@ -79,6 +80,7 @@ def audit(
     only: tuple[str, ...],
     checks: str | None,
     budget: str | None,
+    exhaustive: bool,
     no_store: bool,
     fresh: bool,
     seed: int,
@@ -101,8 +103,8 @@ def audit(
         check_path(regions)
     if fresh:
         now_holds("nothing was stored")  # finished parts are not kept then
-    parts: dict[str, Any] = {"seed": seed, "images": images, "refits": refits, "only": only}
-    parts["checks"] = () if checks is None else parse_checks(checks)
+    parts: dict[str, Any] = {"seed": seed, "images": images, "refits": refits, "exhaustive": exhaustive}
+    parts |= {"only": only, "checks": () if checks is None else parse_checks(checks)}
     budget_s = None if budget is None else parse_duration(budget)
     card_fields = read_card(card) if card is not None else None
     source = open_data(data, limit=limit, seed=seed, labels=labels)

@@ -208,14 +208,20 @@ def answer_images(subject: Subject, attached: Mapping[str, Explainer], images: A
 
 
 def explanations_of(
-    explainer: Explainer, subject: Subject, images: Tensor, targets: Sequence[int | None], **options: Any
+    explainer: Explainer,
+    subject: Subject,
+    images: Tensor,
+    targets: Sequence[int | None],
+    outputs: tuple[Tensor, dict[str, Tensor]] | None = None,
+    **options: Any,
 ) -> list[Explanation]:
     """Return the explanations of pixels by one explainer, the part of an answer that an audit measures.
 
-    ``targets`` has a class per image, None for the explainer's default; ``options`` are keywords of its ``explain``.
+    ``targets`` has a class per image, None for the explainer's default; ``outputs`` are logits and layers of an earlier
+    pass over them; ``options`` are keywords of ``explain_from``.
     """
     explainer.check_subject(subject)
-    logits, activations = TorchPass(subject, [explainer]).run(images)
+    logits, activations = TorchPass(subject, [explainer]).run(images) if outputs is None else outputs
     return explainer.explain_from(subject, images, logits, activations, targets, **options)
 
 

@@ -8,6 +8,7 @@ here is not the obfuscation a map was optimised for, as published: a map that on
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,64 @@ class Comparison:
         return self.difference > 2 * self.standard_error
 
 
+class MaskedImages:
+    """Images some of whose cells turn into noise, and what the network says of them; equal masks are run once.
+
+    The noise of an image depends on the seed and its index alone. So two maps are compared under the same noise, and
+    masks that maps have in common (all cells, none, the cells of a random order) cost one pass for all of them.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        partition: Partition,
+        *,
+        draws: int = 64,
+        seed: int = 0,
+        chunk: int = 512,
+        output: Output = LOGITS,
+    ) -> None:
+        self.network, self.partition, self.output = network, partition, output
+        self.draws, self.seed, self.chunk = draws, seed, chunk
+        self._said: dict[tuple[int, bytes], Tensor] = {}  # (draws, classes), or (1, classes) where nothing is noise
+
+    def order(self, index: int, scores: Tensor) -> Tensor:
+        """Return the cells (m,) of an image by ascending relevance, ties broken at random."""
+        shuffled = torch.randperm(len(scores), generator=self._random(index, 1))
+        return shuffled[scores[shuffled].argsort(stable=True)]
+
+    def random_scores(self, index: int) -> Tensor:
+        """Return a random map (m,) of an image: the same for everything it is compared with."""
+        return torch.rand(self.partition.size, generator=self._random(index, 2))
+
+    def probabilities(self, index: int, x: Tensor, keep: Tensor) -> Tensor:
+        """Return (masks, draws, classes) of image ``x`` with the cells of ``keep`` (masks, m), the rest being noise."""
+        names = [(index, row.numpy().tobytes()) for row in keep]
+        todo = [k for k, name in enumerate(names) if name not in self._said and names.index(name) == k]
+        whole = [k for k in todo if bool(keep[k].all())]
+        noisy = [k for k in todo if k not in whole]
+        if whole:
+            self._said[names[whole[0]]] = self._run(x[None])
+        if noisy:
+            noise = self._noise(index, x)
+            for part in torch.split(torch.tensor(noisy), max(1, self.chunk // self.draws)):
+                mask = self.partition.expand(keep[part].to(x), torch.full((len(part),), index))[:, None]
+                p = self._run(torch.where(mask > 0, x, noise).flatten(0, 1))
+                for k, rows in zip(part.tolist(), p.view(len(part), self.draws, -1), strict=True):
+                    self._said[names[k]] = rows
+        return torch.stack([self._said[name].expand(self.draws, -1) for name in names])
+
+    def _run(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.output.probabilities(self.network(x)).to(x)
+
+    def _noise(self, index: int, x: Tensor) -> Tensor:
+        return x.min() + (x.max() - x.min()) * torch.rand(self.draws, *x.shape, generator=self._random(index, 0))
+
+    def _random(self, index: int, use: int) -> torch.Generator:
+        return torch.Generator().manual_seed((self.seed * 1_000_003 + index) * 3 + use)
+
+
 def pixel_flip(
     network: Network,
     images: Tensor,
@@ -74,10 +133,31 @@ def pixel_flip(
     Noise depends on ``seed`` and the image's index in the batch alone, so two maps are compared under the same noise,
     and the last step is the same for every map.
     """
-    m = partition.size
-    if scores.shape != (len(images), m):
+    masked = MaskedImages(network, partition, draws=draws, seed=seed, chunk=chunk, output=output)
+    return flip_curve(masked, images, targets, scores, range(len(images)), group=group)
+
+
+def flip_curve(
+    masked: MaskedImages, images: Tensor, targets: Tensor, scores: Tensor, index: Sequence[int], *, group: int = 1
+) -> FlipCurve:
+    """Flip ``group`` cells per step by ``scores`` (batch, m); ``index`` says which images of ``masked`` these are."""
+    m = masked.partition.size
+    _check(scores, len(images), m, group)
+    flipped = torch.tensor([*range(0, m, group), m])
+    distortion, accuracy = [], []
+    for i, k in enumerate(index):
+        ascending = masked.order(k, scores[i])
+        rank = torch.empty(m, dtype=torch.long).scatter_(0, ascending, torch.arange(m))
+        p = masked.probabilities(k, images[i], rank[None] >= flipped[:, None])
+        distortion.append((p[..., targets[i]] - p[0, 0, targets[i]]).square().mean(1))
+        accuracy.append((p.argmax(2) == targets[i]).float().mean(1))
+    return FlipCurve(1 - flipped / m, torch.stack(distortion), torch.stack(accuracy))
+
+
+def _check(scores: Tensor, n: int, m: int, group: int) -> None:
+    if scores.shape != (n, m):
         raise ShapeError(
-            f"pixel flip: scores must be (batch, cells) = {(len(images), m)}, got {tuple(scores.shape)}; "
+            f"pixel flip: scores must be (batch, cells) = {(n, m)}, got {tuple(scores.shape)}; "
             f"give one number per cell of the partition."
         )
     if not 1 <= group <= m:
@@ -85,30 +165,6 @@ def pixel_flip(
     if not bool(scores.isfinite().all()):
         bad = int((~scores.isfinite().all(1)).sum())
         raise OptionError(f"pixel flip: {bad} of {len(scores)} maps hold NaN or infinite scores; leave them out.")
-    flipped = torch.tensor([*range(0, m, group), m])
-    distortion, accuracy = [], []
-    for i in range(len(images)):
-        x, index = images[i], torch.tensor([i])
-        random = torch.Generator().manual_seed(seed * 1_000_003 + i)
-        noise = x.min() + (x.max() - x.min()) * torch.rand(draws, *x.shape, generator=random)
-        shuffled = torch.randperm(m, generator=random)
-        ascending = shuffled[scores[i][shuffled].argsort(stable=True)]
-        rank = torch.empty(m, dtype=torch.long).scatter_(0, ascending, torch.arange(m))
-        keep = (rank[None] >= flipped[:, None]).to(x)  # (steps, m)
-        with torch.no_grad():
-            clean = output.probabilities(network(x[None])).to(x)[0, targets[i]]
-            changes, hits = [], []
-            for part in torch.split(keep, max(1, chunk // draws)):
-                mask = partition.expand(part, index.expand(len(part)))[:, None]
-                y = torch.where(mask > 0, x, noise).flatten(0, 1)
-                p = output.probabilities(network(y)).to(x).view(len(part), draws, -1)
-                changes.append((p[..., targets[i]] - clean).square().mean(1))
-                hits.append((p.argmax(2) == targets[i]).float().mean(1))
-        curve = torch.cat(changes)
-        curve[0] = 0.0  # nothing was flipped: what is left is the rounding of another batch size
-        distortion.append(curve)
-        accuracy.append(torch.cat(hits))
-    return FlipCurve(1 - flipped / m, torch.stack(distortion), torch.stack(accuracy))
 
 
 def compare(better: FlipCurve, worse: FlipCurve) -> Comparison:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from auditor.auditing.audit import Audit
+from auditor.auditing.explanation_changes import CHANGED, STEADY
 from auditor.metrics.measure import Measure
 
 Level = Literal["good", "warn", "bad"]
 
-CHANGED = 0.6  # correlation with explanations of a destroyed model: fine up to here
 AGREES, AGREES_ENOUGH = 0.95, 0.8
-STEADY, BASIS, UNEXPLAINED, OVERSURE = 0.9, 0.8, 0.5, 0.1
+BASIS, UNEXPLAINED, OVERSURE = 0.8, 0.5, 0.1
 
 
 @dataclass(frozen=True, slots=True)

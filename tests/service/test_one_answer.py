@@ -15,8 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from auditor import fit, open_data
-from auditor.auditing.case import Effort
-from auditor.auditing.case import explain as explain_for_audit
+from auditor.auditing.case import Case, Effort
+from auditor.auditing.images import AuditImages
 from auditor.explainers.answer import answer_images
 from auditor.plugins import attach, load, load_subject, log_subject
 from auditor.plugins.deployments import AuditorDeploymentClient
@@ -181,11 +181,11 @@ def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_pa
     apart = [d for d in differences(first, pair[1].to_json()) if "/heatmap/" not in d and "/extra/" not in d]
     assert not apart
     for e in first["explanations"]:  # what the audit and the evaluator measure
-        (audited,) = explain_for_audit(
-            explainers[e["name"]], subject, x[None], [3], Effort(options=_taken(explainers, e))
-        )
-        expected = {c["index"]: c["contribution"] for c in e["concepts"]}
-        assert not differences(expected, {c.index: c.contribution for c in audited.concepts}), e["name"]
+        sample = AuditImages(x[None], subject.logits(x[None]).detach(), torch.tensor([3]), ["x"])
+        case = Case(subject, explainers[e["name"]], sample, None, Effort(options=_taken(explainers, e)))
+        (audited,) = case.explain(subject, "as it is", sample, x[None], [3])
+        wanted = {c["index"]: c["contribution"] for c in e["concepts"]}
+        assert not differences(wanted, {c.index: c.contribution for c in audited.concepts}), e["name"]
 
 
 def _taken(explainers, explanation):

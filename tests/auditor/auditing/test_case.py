@@ -1,12 +1,13 @@
 """One explainer before the audit's images: effort, strengths, maps and correlations by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from auditor.auditing.case import Effort, correlations, explain, noted, relevance, resized, similarity, strengths
+from auditor.auditing.case import Effort, correlations, noted, relevance, resized, similarity, strengths
 from auditor.auditing.images import spread
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.metrics.measure import Measure
@@ -77,35 +78,63 @@ def test_one_column_has_a_cosine_instead_of_a_correlation():
     assert correlations(torch.tensor([[2.0]]), torch.tensor([[-3.0]])).tolist() == [-1.0]
 
 
-def test_explaining_keeps_the_order_and_asks_once_per_class(linear, chosen):
-    requests = []
+def test_each_image_is_explained_for_its_own_target_whatever_company_it_has(linear, chosen):
+    asked = []
 
     class Counting(PixelWise):
         def explain(self, subject, images, target=None, **options):
-            requests.append((target, len(images), options))
+            asked.append((target, len(images), options))
             return super().explain(subject, images, target)
 
-    explainer = Counting()
+    case = case_of(linear, chosen, Counting(), options={"k": 3})
     targets = [0, 1, 1, 0, 1, 0, 0, 0, 1, 1, 1, 0]
-    calls = []
-    got = explain(explainer, linear, chosen.images, targets, Effort(options={"k": 3}), lambda *a: calls.append(a))
+    got = case.explain(linear, "as it is", chosen, chosen.images, targets)
     assert [e.target.index for e in got] == targets
-    assert requests == [(0, 6, {"k": 3}), (1, 6, {"k": 3})]
-    assert calls == [("explaining", 12, 12)]
-    alone = [explain(explainer, linear, chosen.images[i : i + 1], [t], Effort())[0] for i, t in enumerate(targets)]
+    assert asked == [(0, 6, {"k": 3}), (1, 6, {"k": 3})]
+    alone = [
+        case.explain(linear, "as it is", chosen.rows([i]), chosen.images[i : i + 1], [t])[0]
+        for i, t in enumerate(targets)
+    ]
     assert [e.target_value for e in got] == pytest.approx([e.target_value for e in alone])
-    many = torch.cat([chosen.images] * 6)[:65]
-    requests.clear()
-    assert len(explain(explainer, linear, many, None, Effort())) == 65
-    assert [n for _, n, _ in requests] == [32, 32, 1]
+    many, stages = chosen.rows([i % 12 for i in range(65)]), []
+    asked.clear()
+    case = case_of(linear, many, Counting())
+    got = replace(case, progress=lambda *a: stages.append(a)).explain(linear, "as it is", many, many.images, None)
+    assert len(got) == 65
+    assert [n for _, n, _ in asked] == [32, 32, 1]
+    assert stages == [("explaining", 32, 65), ("explaining", 64, 65), ("explaining", 65, 65)]
 
 
 def test_a_case_judges_images_of_classes_that_the_explainer_knows(linear, chosen):
     case = case_of(linear, chosen, PixelWise(), images=5)
     assert case.sample.ids == [chosen.ids[i] for i in spread(12, 5)]
-    sample, explanations = case.subset(2)
-    assert sample.ids == [case.sample.ids[i] for i in spread(5, 2)]
+    sample, explanations = case.rows([3, 1])
+    assert sample.ids == [case.sample.ids[i] for i in (3, 1)]
+    assert sample.index == tuple(spread(12, 5)[i] for i in (3, 1))  # rows of the audit's images
     assert [e.prediction.index for e in explanations] == sample.logits.argmax(1).tolist()
+
+
+def test_rounds_add_images_that_are_spread_over_all_and_an_exhaustive_case_has_one(linear, chosen):
+    many = chosen.rows([i % 12 for i in range(60)])
+    case = case_of(linear, many, PixelWise(), images=60)
+    rounds = case.rounds(40)
+    assert [len(r) for r in rounds] == [12, 10, 18]
+    assert len({i for r in rounds for i in r}) == 40
+    assert max(np.diff(sorted(rounds[0]))) <= 8  # 12 of 60
+    assert [len(r) for r in case_of(linear, many, PixelWise(), images=60, is_sequential=False).rounds(40)] == [40]
+    assert case_of(linear, chosen, PixelWise(), images=5).rounds(40) == [[0, 2, 4, 1, 3]]
+
+
+def test_the_long_form_takes_every_image_and_draw_and_a_search_takes_few():
+    usual, long = (Effort.of(PixelWise(), 100, 0, 4, is_exhaustive=e) for e in (False, True))
+    assert (usual.is_sequential, usual.flip_draws, usual.flip_steps, usual.noise_samples) == (True, 1, 8, 2)
+    assert (long.is_sequential, long.flip_draws, long.flip_steps, long.noise_samples) == (False, 2, 16, 3)
+    assert usual.share(40) == long.share(40) == 0.4
+
+    class Searching(PixelWise):
+        searches = True
+
+    assert Effort.of(Searching(), 100, 0, 4).flip_images == 4
 
 
 def test_a_remark_never_hides_a_reason():

@@ -1,5 +1,6 @@
 """Counting passes by a hook, and the words of a budget."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -7,15 +8,17 @@ from auditor.auditing.cost import Cost, Meter, cost_sentence
 
 
 def test_every_image_that_goes_through_is_counted_and_the_hook_is_gone_afterwards():
-    ticks = iter([10.0, 12.5])
+    ticks = iter([0.0, 1.0, 5.0, 5.4, 12.5])
     meter, net = Meter(lambda: next(ticks)), nn.Linear(3, 2)
+    assert meter.seconds_per_pass is None
     with meter.on(net):
         net(torch.zeros(5, 3))
         net(input=torch.zeros(2, 3))
     net(torch.zeros(9, 3))
     assert meter.images == 7
+    assert meter.seconds_per_pass == pytest.approx(0.2)
     assert not net._forward_pre_hooks
-    meter.clock()
+    assert not net._forward_hooks
     cost = meter.since(Cost("noise", ("a",), 2, 4.0), 1, 10.0)
     assert (cost.passes, cost.seconds) == (3.0, 2.5)
 

@@ -1,5 +1,6 @@
 """How explanations change with noise, with destroyed weights and with another fit."""
 
+import pytest
 import torch
 
 from auditor import fit, open_data
@@ -72,7 +73,6 @@ def images_of(subject, path, n=8):
 def test_every_stage_is_reported_and_the_last_destroys_all_weights(tiny, tiny_npz):
     explainer = fit("nmf", tiny, open_data(tiny_npz), rank=2, refits=1)
     chosen = images_of(tiny, tiny_npz)
-    logits = chosen.logits
     case = Case(tiny, explainer, chosen, None, Effort(images=8, random_stages=2))
     measures = take("randomisation", case)
     assert list(measures) == ["randomisation", "randomisation/fc", "randomisation/conv"]  # from the top down
@@ -81,5 +81,40 @@ def test_every_stage_is_reported_and_the_last_destroys_all_weights(tiny, tiny_np
     assert all(m.null == 1.0 and m.direction == "down" for m in measures.values())
     single = take("randomisation", Case(tiny, explainer, chosen, None, Effort(images=8, random_stages=1)))
     assert list(single) == ["randomisation"]
-    few = Case(tiny, explainer, chosen, None, Effort(images=8, random_stages=1, random_classes=1))
-    assert take("randomisation", few)["randomisation"].n == int((logits.argmax(1) == logits[0].argmax()).sum())
+
+
+def test_shuffled_weights_never_reach_the_explanations_they_are_compared_with(tiny, tiny_npz):
+    explainer, chosen = fit("nmf", tiny, open_data(tiny_npz), rank=2, refits=1), images_of(tiny, tiny_npz)
+    case = Case(tiny, explainer, chosen, None, Effort(images=8))
+    take("randomisation", case)  # the first check to ask for explanations
+    plain = explainer.explain(tiny, chosen.images)
+    assert [e.target_value for e in case.explanations] == [e.target_value for e in plain]
+
+
+def test_two_explainers_share_the_passes_on_noisy_images_and_destroyed_models(tiny, tiny_npz):
+    from auditor.auditing.cost import Meter
+    from auditor.auditing.shared_passes import SharedPasses
+
+    explainer, chosen = fit("nmf", tiny, open_data(tiny_npz), rank=2, refits=1), images_of(tiny, tiny_npz)
+    shared = SharedPasses(explainer.layers())
+    cases = [Case(tiny, explainer, chosen, None, Effort(images=8), shared=shared) for _ in range(2)]
+    counts, results = [], []
+    for case in cases:
+        meter = Meter()
+        with meter.on(tiny.module):
+            results.append(take("noise", case) | take("randomisation", case))
+        counts.append(meter.images)
+    assert counts[0] >= 8 * (1 + 2 + 3) > counts[1]
+    assert results[0] == results[1]
+    alone = take("noise", Case(tiny, explainer, chosen, None, Effort(images=8)))
+    assert alone["noise_similarity"].value == pytest.approx(results[0]["noise_similarity"].value, abs=1e-6)
+
+
+def test_sampling_stops_when_the_verdict_is_clear(linear, chosen):
+    many = chosen.rows([i % 12 for i in range(60)])
+    near, all_of_them = (
+        take("noise", case_of(linear, many, PixelWise(), images=60, radius=0.01, is_sequential=s))["noise_similarity"]
+        for s in (True, False)
+    )
+    assert (near.n, all_of_them.n) == (12, 40)
+    assert near.value == pytest.approx(all_of_them.value, abs=0.01)

@@ -12,7 +12,7 @@ from auditor.errors import OptionError, ShapeError
 from auditor.explainers.rde.rate_curve import RateCurve, descending, kept_up_to, measure, smallest_set
 from auditor.perturbation.cells import grid, pixels
 from auditor.perturbation.distortion import MonteCarlo, Problems
-from auditor.perturbation.pixel_flipping import compare, pixel_flip, plot_curves
+from auditor.perturbation.pixel_flipping import MaskedImages, compare, flip_curve, pixel_flip, plot_curves
 from auditor.perturbation.replacement import Obfuscation
 
 SHAPE = (1, 5, 7)
@@ -133,3 +133,35 @@ def test_no_set_keeps_a_decision_that_was_never_made(images: Tensor) -> None:
     d = MonteCarlo.drawn(problems, noise, 8, torch.Generator().manual_seed(0))
     order = torch.arange(35)
     assert smallest_set(d, 0, order, measure(d, 0, order, [0, 35]), limit=1e9, keep=0.95)[0] is None
+
+
+def test_equal_masks_of_several_maps_cost_one_pass(images: Tensor) -> None:
+    n_run = []
+
+    def network(x: Tensor) -> Tensor:
+        n_run.append(len(x))
+        return FourPixels()(x)
+
+    masked = MaskedImages(network, pixels(SHAPE), draws=3, seed=5)
+    targets = torch.zeros(6, dtype=torch.long)
+    first = flip_curve(masked, images, targets, scores(images, True), range(6), group=5)
+    assert sum(n_run) == 6 * (1 + 7 * 3)  # the whole image needs no noise
+    n_run.clear()
+    again = flip_curve(masked, images, targets, scores(images, True), range(6), group=5)
+    assert not n_run
+    torch.testing.assert_close(again.distortion, first.distortion)
+    flip_curve(masked, images, 1 - targets, -scores(images, True), range(6), group=5)
+    assert sum(n_run) == 6 * 6 * 3  # both ends are known, of the other class too
+    alone = pixel_flip(FourPixels(), images, targets, scores(images, True), pixels(SHAPE), group=5, draws=3, seed=5)
+    torch.testing.assert_close(alone.distortion, first.distortion)
+
+
+def test_noise_and_random_maps_depend_on_the_image_and_not_on_its_company(images: Tensor) -> None:
+    masked = MaskedImages(FourPixels(), pixels(SHAPE), draws=2, seed=1)
+    targets = torch.zeros(6, dtype=torch.long)
+    whole = flip_curve(masked, images, targets, scores(images, False), range(6), group=5)
+    other = MaskedImages(FourPixels(), pixels(SHAPE), draws=2, seed=1)
+    one = flip_curve(other, images[4:5], targets[:1], scores(images, False)[4:5], [4], group=5)
+    torch.testing.assert_close(one.distortion[0], whole.distortion[4])
+    assert torch.equal(masked.random_scores(3), other.random_scores(3))
+    assert not torch.equal(masked.random_scores(3), masked.random_scores(4))
