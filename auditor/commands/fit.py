@@ -92,9 +92,7 @@ def fit(
             registered = register_network(explainer, version, subject=subject)
         now_holds(f"{name!r} is attached and its network registered as {registered}")
     if as_json:
-        answer = {"name": name, "kind": kind, "digest": digest, "layer": explainer.layer_, "metrics": explainer.metrics}
-        answer["remarks"] = explainer.remarks()
-        say(as_text({**answer, "registered": registered} if register else answer))
+        say(as_text({**_about(explainer, digest), **({"registered": registered} if register else {})}))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
     headline = f"{kind} {name!r}{_of_layer(explainer)} {done}" + (f" ({digest[:12]})" if digest else "")
@@ -104,6 +102,12 @@ def fit(
 
 def _of_layer(explainer: Any) -> str:
     return f" of layer {explainer.layer_}" if explainer.layer_ else ""
+
+
+def _about(explainer: Any, digest: str | None) -> dict[str, Any]:
+    """Return what --json says of a fitted explainer."""
+    about = {"name": explainer.name, "kind": explainer.kind, "digest": digest, "layer": explainer.layer_}
+    return {**about, "metrics": explainer.metrics, "remarks": explainer.remarks()}
 
 
 def _show(explainer: Any, headline: str, sample_words: str | None, exported: bool, registered: str | None) -> None:
