@@ -10,10 +10,11 @@ lower bound after tanh or ELU, clipped at 0 (and noted) where there is no bound 
 linear bottlenecks). A mass has the neurons in front, ``(neurons, *shape of the node)``: one walk serves all of them.
 
 Where the paper leaves a choice: a residual sum splits by the positive parts of its branches; a gate  x * sigmoid(g)
-and an attention matrix are weights, so the gated signal and the values get the mass; layer norm passes it through like
-batch norm; a channel with a negative scale that cannot be folded has no excitatory child and loses its mass. Clipping
-small negative activations costs mass where a parent has few children (depthwise convolutions after SiLU or hardswish);
-`ExcitationBackprop.lost` says how much, layer by layer.
+and an attention matrix are weights, so the gated signal and the values get the mass: a class token's mass goes to the
+tokens it reads, as much as it reads them. Norms pass mass through like batch norm; a negative layer scale
+turns the rows of the linear map below it; a channel with a negative scale that cannot be folded has no excitatory child
+and loses its mass. Of a product of two signals the one that gates (an activation, or one value for many) is a weight;
+where neither gates both get half. `ExcitationBackprop.lost` says layer by layer what was lost.
 """
 
 from __future__ import annotations
@@ -27,18 +28,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.errors import LayerError
-from auditor.network.aten_graph import BATCH_NORM, AtenGraph, Node, source
+from auditor.network.aten_graph import BATCH_NORM, AtenGraph, Node, call, source
 
 aten = torch.ops.aten
 Flow = Iterator[tuple[Node, Tensor]]
 
 GATES = {aten.sigmoid.default, aten.hardsigmoid.default, aten.softmax.int, aten._softmax.default}
+NORMALISERS = {aten.rsqrt.default, aten.reciprocal.default}  # x * rsqrt(mean(x^2)) is a norm written out
 NON_NEGATIVE = {*GATES, aten.relu.default, aten.relu6.default, aten.softplus.default}
 ACTIVATIONS = {
     *NON_NEGATIVE, aten.tanh.default, aten.elu.default, aten.celu.default, aten.selu.default, aten.hardtanh.default,
     aten.clamp.default, aten.clamp_min.default, aten.silu.default, aten.hardswish.default, aten.gelu.default,
     aten.leaky_relu.default, aten.mish.default, aten.prelu.default, aten._prelu_kernel.default,
-    aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default,
+    aten.dropout.default, aten.alpha_dropout.default, aten.feature_dropout.default, aten.clamp_max.default,
+    aten.abs.default, aten.square.default, aten.sqrt.default, aten.exp.default, aten.pow.Tensor_Scalar,
+    aten.log_sigmoid.default,
 }  # fmt: skip
 ACTIVATIONS -= {aten.softmax.int, aten._softmax.default}
 RESHAPES = {
@@ -50,6 +54,17 @@ RESHAPES = {
 MAX_POOLS = {aten.max_pool2d.default, aten.max_pool1d.default, aten.adaptive_max_pool2d.default,
              aten.max_pool2d_with_indices.default}  # fmt: skip
 SPLITS = {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int}
+# every output is one input (or a constant), at a place or by a choice that the gradient knows
+CHOICES = {aten.index.Tensor, aten.index_select.default, aten.flip.default, aten.repeat.default, aten.unfold.default,
+           aten.im2col.default, aten.gather.default, aten.where.self, aten.masked_fill.Scalar, aten.amax.default,
+           aten.max.dim, aten.maximum.default, aten.slice_scatter.default, aten.select_scatter.default,
+           aten.tile.default, aten.narrow.default}  # fmt: skip
+# linear with constant weights >= 0 of its own
+INTERPOLATIONS = {aten.upsample_bilinear2d.vec, aten.upsample_nearest2d.vec, aten.upsample_linear1d.vec,
+                  aten.upsample_nearest1d.vec, aten.avg_pool3d.default, aten.adaptive_avg_pool3d.default,
+                  aten.col2im.default}  # fmt: skip
+NORMS = {aten.layer_norm.default: 2, aten.group_norm.default: 2, aten.rms_norm.default: 2,
+         aten.instance_norm.default: 1}  # fmt: skip  # which argument is the weight
 MOVES = {*RESHAPES, aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.expand.default,
          aten.cat.default, aten.dropout.default, aten.pad.default, aten.constant_pad_nd.default,
          aten.roll.default}  # fmt: skip
@@ -151,11 +166,12 @@ def _pad(walk: Walk, node: Node, p: Tensor) -> Flow:
 
 
 def _roll(walk: Walk, node: Node, p: Tensor) -> Flow:
-    shifts, dims = node.args[1], node.args[2]
-    yield (
-        _node(node.args[0]),
-        p.roll([-s for s in shifts], [d % (p.dim() - 1) + 1 for d in dims]),
-    )
+    shifts, dims = node.args[1], node.args[2] if len(node.args) > 2 else []
+    back = [-s for s in shifts]
+    if not dims:  # all dimensions in one row
+        yield _node(node.args[0]), p.flatten(1).roll(back, [1]).view_as(p)
+        return
+    yield _node(node.args[0]), p.roll(back, [d % (p.dim() - 1) + 1 for d in dims])
 
 
 def _getitem(walk: Walk, node: Node, p: Tensor) -> Flow:
@@ -222,22 +238,44 @@ def _product(walk: Walk, node: Node, p: Tensor) -> Flow:
     live = [n for n in node.args[:2] if _is_live(walk, n)]
     if node.target is aten.div.Tensor:
         live = live[:1]  # x / (something of x), as in response normalisation: the numerator is the signal
-    signals = [n for n in live if source(n, _moves).target not in GATES]
     if len(live) == 1:
         (signal,) = live
         factor = next((a for a in node.args[:2] if a is not signal), signal)
-        p = p * (torch.as_tensor(walk.values[factor] if isinstance(factor, Node) else factor) > 0)
-    elif len(signals) == 1:
-        (signal,) = signals
-    elif len(set(live)) == 1 or not signals:
-        signal = live[0]  # x * x; or a product of gates
-    else:
-        layer = max(node.meta.get("layers", ()), key=len, default="")
-        raise LayerError(
-            f"excitation backprop: there is no rule for a product of two signals ({node.target} in layer '{layer}'); "
-            f"one factor must be a constant or a gate (sigmoid, hardsigmoid, softmax)."
-        )
-    yield signal, p.sum_to_size(len(p), *walk.values[signal].shape)
+        if not _turns_rows(walk, signal):
+            p = p * (torch.as_tensor(walk.values[factor] if isinstance(factor, Node) else factor) > 0)
+        yield signal, p.sum_to_size(len(p), *walk.values[signal].shape)
+        return
+    signals = list(dict.fromkeys(_gated(walk, live)))
+    if len(signals) > 1:
+        walk.note(f"{node.target}: a product of two signals, each gets half")
+    for signal in signals:
+        yield signal, (p / len(signals)).sum_to_size(len(p), *walk.values[signal].shape)
+
+
+def _gated(walk: Walk, live: list[Node]) -> list[Node]:
+    """Return which factors of a product of signals are not gates: what gates is a weight, and weights get no mass."""
+    larger = max(walk.values[n].numel() for n in live)
+    tests: tuple[Callable[[Node], bool], ...] = (
+        lambda n: source(n, _moves).target in GATES,
+        lambda n: source(n, _moves).target in NORMALISERS,
+        lambda n: walk.values[n].numel() < larger,  # one value for many: channel attention
+        lambda n: source(n, _moves).target in ACTIVATIONS,  # gated linear units
+    )
+    for is_gate in tests:
+        gates = [is_gate(n) for n in live]
+        if any(gates) and not all(gates):
+            return [n for n, gate in zip(live, gates, strict=True) if not gate]
+    return live[:1] if source(live[0], _moves).target in GATES else live
+
+
+def _turns_rows(walk: Walk, signal: Node) -> bool:
+    """Whether a layer scale on ``signal`` is folded into the linear map below it, negative channels included."""
+    linear = source(signal, lambda n: n.target in _LAYER_SCALE_MOVES)
+    return linear in walk.graph.live and walk.graph.turned_channels(linear, walk.pinned) is not None
+
+
+_LAYER_SCALE_MOVES = (aten.permute.default, aten.transpose.int, aten.dropout.default, aten.clone.default,
+                      aten.contiguous.default, aten.alias.default)  # fmt: skip
 
 
 def _scaled(walk: Walk, node: Node, p: Tensor) -> Flow:
@@ -248,12 +286,42 @@ def _scaled(walk: Walk, node: Node, p: Tensor) -> Flow:
     yield _node(node.args[0]), p * (slope > 0).view(1, 1, -1, *[1] * (p.dim() - 3))
 
 
-def _layer_norm(walk: Walk, node: Node, p: Tensor) -> Flow:
-    walk.note("layer norm: mass passed through")
-    gamma = node.args[2] if len(node.args) > 2 else None
+def _norm(walk: Walk, node: Node, p: Tensor) -> Flow:
+    """Layer, group, instance and root mean square norm: one child each, excitatory if its weight is positive."""
+    name = str(node.target).split(".")[1].replace("_", " ")
+    walk.note(f"{name}: mass passed through")
+    at = NORMS[node.target]
+    gamma = node.args[at] if len(node.args) > at else None
     if gamma is not None:
-        p = p * (walk.values[gamma] > 0)
+        positive = walk.values[gamma] > 0
+        by_channel = node.target in (aten.group_norm.default, aten.instance_norm.default)
+        p = p * (positive.view(-1, *[1] * (p.dim() - 3)) if by_channel else positive)
     yield _node(node.args[0]), p
+
+
+def _chosen(walk: Walk, node: Node, p: Tensor) -> Flow:
+    """Mass goes back to the inputs that the outputs are, which the gradient of the operation finds."""
+    children = [n for n in node.all_input_nodes if _is_live(walk, n) and walk.values[n].is_floating_point()]
+    yield from zip(children, _transposed(walk, node, children, p), strict=True)
+
+
+def _interpolated(walk: Walk, node: Node, p: Tensor) -> Flow:
+    """Follow the rule for linear maps with the operation's own weights, all non-negative."""
+    child = _node(node.args[0])
+    a = walk.excitation(child)
+    spread: Tensor = call(node, lambda n: a if n is child else walk.values[n])
+    (back,) = _transposed(walk, node, [child], p * safe_reciprocal(spread))
+    yield child, back * a
+
+
+def _transposed(walk: Walk, node: Node, children: list[Node], p: Tensor) -> list[Tensor]:
+    """Return the transposed Jacobian of an operation by its inputs ``children``, applied to every neuron's ``p``."""
+    with torch.enable_grad():
+        leaves = {n: walk.values[n].detach().requires_grad_() for n in children}
+        out = call(node, lambda n: leaves.get(n, walk.values[n]))
+        out = out[0] if isinstance(out, (tuple, list)) else out
+        rows = [torch.autograd.grad(out, list(leaves.values()), q, retain_graph=True) for q in p]
+    return [torch.stack(parts) for parts in zip(*rows, strict=True)]
 
 
 def _softmax(walk: Walk, node: Node, p: Tensor) -> Flow:
@@ -304,7 +372,9 @@ RULES: dict[Any, Callable[[Walk, Node, Tensor], Flow]] = {
     aten.mul.Tensor: _product,
     aten.div.Tensor: _product,
     BATCH_NORM: _scaled,
-    aten.layer_norm.default: _layer_norm,
+    **dict.fromkeys(NORMS, _norm),
+    **dict.fromkeys(CHOICES, _chosen),
+    **dict.fromkeys(INTERPOLATIONS, _interpolated),
     aten.softmax.int: _softmax,
     aten._softmax.default: _softmax,
     aten.log_softmax.int: _softmax,

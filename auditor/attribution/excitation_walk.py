@@ -25,6 +25,7 @@ from auditor.network.linear_maps import LinearMap, linear_map
 aten = torch.ops.aten
 OnStep = Callable[[Node, Tensor, list[tuple[Node, Tensor]]], None]
 
+SMALLEST = 1e-30  # of a sum of excitations; below it a parent has no excited child
 POOLS = {aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim, *MAX_POOLS}
 AFFINE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
@@ -143,6 +144,21 @@ class Walk:
         """Return the linear map that ``node`` is, if it is one."""
         return linear_map(self.graph, self.values, node, self.pinned, self.cache)
 
+    def _unexcited(self, linear: LinearMap, den: Tensor, here: Mass) -> Tensor | None:
+        """Return what parents without an excited child hand to children below 0 with negative weights, None if nothing.
+
+        Clipping at 0 leaves a parent with few children (a depthwise convolution after GELU or SiLU) alone; a negative
+        weight on a negative activation excites it all the same.
+        """
+        child = linear.child
+        if not bool((den <= SMALLEST).any()) or self.excitation(child) is self.values[child]:
+            return None
+        low = self.values[child].clamp(max=0).neg_()
+        if not bool(low.any()) or lower_bound(child) is not None:
+            return None
+        p = here.full() * (den <= SMALLEST)
+        return linear.gather(p * safe_reciprocal(linear.spread(low, -1)), -1) * low
+
     def down(self, start: Node, p: Tensor, stop: Node, dual: Tensor | None = None) -> Tensor:
         """Walk ``p`` (neurons, *shape) from ``start`` to ``stop``; ``dual`` is subtracted with negated top weights."""
         path = between(self.graph, start, stop)
@@ -167,14 +183,18 @@ class Walk:
         if self.on_step is not None:
             here = Mass(here.full())
         linear = self.linear(node)
+        before = here.full() if self.on_step is not None else here.r
         if linear is not None:
             a = self.excitation(linear.child)
-            r = linear.gather(here.times(safe_reciprocal(linear.spread(a))))
+            den = linear.spread(a)
+            unexcited = None if dual is not None else self._unexcited(linear, den, here)
+            r = linear.gather(here.times(safe_reciprocal(den)))
             if dual is not None:  # the flip happens in the first linear map, and only there
                 r = r - linear.gather(dual * safe_reciprocal(linear.spread(a, -1)), -1)
+            mass = Mass(r, a, owned=True) if unexcited is None else Mass(r * a + unexcited, owned=True)
             if self.on_step is not None:
-                self.on_step(node, here.full(), [(linear.child, r * a)])
-            yield linear.child, Mass(r, a, owned=True), None
+                self.on_step(node, before, [(linear.child, mass.full())])
+            yield linear.child, mass, None
         elif (node.target in ACTIVATIONS or _is_first(node)) and dual is None and self.on_step is None:
             yield node.args[0], here, None
         elif node.target in MAX_POOLS and dual is None and here.a is not None and here.a is self._excited.get(node):

@@ -22,7 +22,7 @@ from auditor.errors import DataError
 from auditor.kernels.networks.ablation import losses_below_logits, losses_below_relu
 from auditor.metrics.measure import N_BOOTSTRAP, Measure
 from auditor.network.aten_graph import AtenGraph, Node, Values
-from auditor.network.weight_layers import WeightLayer, constant_value
+from auditor.network.weight_layers import WeightLayer
 
 aten = torch.ops.aten
 MOST_NUMBERS = 60_000_000  # activations held at once
@@ -255,7 +255,7 @@ def perceptron_above(graph: AtenGraph, layer: WeightLayer) -> PerceptronAbove | 
         node = next(iter(node.users))
         while node.target in PASSES_ON and len(node.users) == 1 and node is not graph.output:
             node = next(iter(node.users))
-        w = constant_value(graph, node.args[1]) if node.target is aten.linear.default else None
+        w = graph.constant(node.args[1]) if node.target is aten.linear.default else None
         if not isinstance(w, Tensor) or w.dtype not in (torch.float32, torch.float64):
             return None
         maps.append((node, w))

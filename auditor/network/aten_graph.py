@@ -50,6 +50,14 @@ Values = dict[Node, Any]
 
 CONVOLUTIONS = (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
 BATCH_NORM = aten._native_batch_norm_legit_no_training.default
+# written out in simpler operations when a graph is read, so that fewer need a rule
+COMPOSITE = (aten.einsum.default, aten.stack.default, aten.addcmul.default, aten.avg_pool1d.default,
+             aten.adaptive_avg_pool1d.default, aten.pixel_shuffle.default, aten.pixel_unshuffle.default,
+             aten.channel_shuffle.default, aten.glu.default, aten.baddbmm.default)  # fmt: skip
+
+
+_KEEP_CHANNELS = (aten.permute.default, aten.transpose.int, aten.dropout.default, aten.clone.default,
+                  aten.contiguous.default, aten.alias.default)  # fmt: skip
 
 
 class _Outer(nn.Module):
@@ -99,6 +107,8 @@ class AtenGraph:
     clipped: dict[Any, Any] = field(default_factory=dict, repr=False)  # kept for the next walk, see linear_maps
     names: dict[Node, str] = field(default_factory=dict, repr=False)  # of the constants in the module's state
     _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
+    _derived: dict[Node, tuple[tuple[int, ...], Any]] = field(default_factory=dict, repr=False)
+    _turned: dict[Node, tuple[tuple[int, ...], Tensor | None]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         live = {self.input}
@@ -145,7 +155,9 @@ class AtenGraph:
     def _read(cls, program: ExportedProgram, prefix: str) -> AtenGraph:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = program.run_decompositions({})  # functional: no operation writes into its input
+            rules = torch.export.default_decompositions()
+            # functional: no operation writes into its input
+            program = program.run_decompositions({op: rules[op] for op in COMPOSITE if op in rules})
         nodes = list(program.graph.nodes)
         by_name = {node.name: node for node in nodes if node.op == "placeholder"}
         constants: dict[Node, Tensor] = {}
@@ -179,7 +191,7 @@ class AtenGraph:
         """Return the graph of another module of the same build, with its weights, without tracing again."""
         state = module.state_dict()
         replaced = {node: state[name].detach() for node, name in self.names.items() if name in state}
-        return replace(self, constants={**self.constants, **replaced}, clipped={}, _folded={})
+        return replace(self, constants={**self.constants, **replaced}, clipped={}, _folded={}, _derived={}, _turned={})
 
     @property
     def any_strides(self) -> bool:
@@ -268,6 +280,54 @@ class AtenGraph:
             and before not in pinned
         )
 
+    def constant(self, node: Any) -> Any:
+        """Return the value of an argument that depends neither on the image nor on the batch, else None.
+
+        Weights are often made of parameters on the way: a bias put together from parts, a standardised kernel.
+        """
+        if not isinstance(node, Node):
+            return node
+        if node in self.constants:
+            return self.constants[node]
+        if node in self.live or node.op != "call_function":
+            return None
+        stamp = tuple(self.constants[n]._version for n in self.before(node) if n in self.constants)
+        if node not in self._derived or self._derived[node][0] != stamp:
+            inputs = {n: self.constant(n) for n in node.all_input_nodes}
+            with torch.no_grad():
+                is_constant = all(value is not None for value in inputs.values())
+                self._derived[node] = (stamp, call(node, inputs.__getitem__) if is_constant else None)
+        return self._derived[node][1]
+
+    def turned_channels(self, linear: Node, pinned: frozenset[Node] = frozenset()) -> Tensor | None:
+        """Return +1 or -1 per output channel by the sign of a layer scale behind ``linear``; None where all are +1.
+
+        A layer scale is a product with one constant per channel, with at most moves between it and the linear map. A
+        negative one turns the channel round: folded into the map it changes the sign of a row of weights.
+        """
+        scale = self._layer_scale(linear, pinned)
+        if scale is None:
+            return None
+        chain, factor = scale
+        stamp = (factor._version,)
+        if linear not in self._turned or self._turned[linear][0] != stamp:
+            self._turned[linear] = (stamp, _signs(linear, chain, factor))
+        return self._turned[linear][1]
+
+    def _layer_scale(self, node: Node, pinned: frozenset[Node]) -> tuple[list[Node], Tensor] | None:
+        if node.target not in (*CONVOLUTIONS, aten.linear.default) or self.constant(node.args[1]) is None:
+            return None
+        chain = [node]
+        while len(node.users) == 1 and node not in pinned:
+            (user,) = node.users
+            if user.target is aten.mul.Tensor:
+                factor = self.constant(user.args[1] if user.args[0] is node else user.args[0])
+                return (chain, factor) if isinstance(factor, Tensor) and bool((factor < 0).any()) else None
+            if user.target not in _KEEP_CHANNELS:
+                return None
+            chain.append(node := user)
+        return None
+
     def scale(self, node: Node) -> tuple[Tensor, Tensor]:
         """Slope and offset per channel of a batch norm in eval mode."""
         _, gamma, beta, mean, var, _, eps = node.args
@@ -281,8 +341,7 @@ class AtenGraph:
     def weights(self, node: Node, pinned: frozenset[Node] = frozenset()) -> tuple[Tensor, Tensor | None]:
         """Weight and bias of a linear node, or of the linear map that a batch norm folds into."""
         if not self.folds(node, pinned):
-            bias = _padded_args(node)[2]
-            return self.constants[node.args[1]], None if bias is None else self.constants[bias]
+            return self.constant(node.args[1]), self.constant(_padded_args(node)[2])
         _, w, b, *_ = _padded_args(node.args[0])
         sources = [self.constants[n] for n in (w, b, *node.args[1:5]) if isinstance(n, Node)]
         stamp = tuple(t._version for t in sources)
@@ -290,7 +349,7 @@ class AtenGraph:
         if cached is None or cached[0] != stamp:  # weights trained on since then
             slope, offset = self.scale(node)
             weight = self.constants[w] * slope.view(-1, *[1] * (self.constants[w].dim() - 1))
-            bias = offset if b is None else offset + slope * self.constants[b]
+            bias = offset if b is None else offset + slope * self.constant(b)
             cached = self._folded[node] = (stamp, weight, bias)
         return cached[1], cached[2]
 
@@ -329,6 +388,21 @@ def _node_of_equal_value(
         if float((value.to(z) - z).abs().max()) <= 1e-5 * scale:
             return node
     return None
+
+
+def _signs(linear: Node, chain: list[Node], factor: Tensor) -> Tensor | None:
+    """Return the sign that ``factor`` gives to each output channel of ``linear``; None if it differs inside one."""
+    shape = [1, *(int(n) for n in linear.meta["val"].shape[1:])]
+    dim = len(shape) - 1 if linear.target is aten.linear.default else 1
+    channel = torch.arange(shape[dim]).view(*[-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
+    for step in chain[1:]:
+        moved = {step.args[0]: channel}
+        channel = call(step, moved.__getitem__)
+    if torch.broadcast_shapes(factor.shape, channel.shape) != channel.shape:
+        return None
+    sign = torch.where(factor < 0, -1.0, 1.0).to("cpu").expand(channel.shape).flatten()
+    by_channel = torch.empty(shape[dim]).scatter_(0, channel.flatten(), sign)
+    return by_channel.to(factor) if torch.equal(by_channel[channel.flatten()], sign) else None
 
 
 def call(node: Node, value_of: Callable[[Node], Any]) -> Any:

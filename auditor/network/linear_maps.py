@@ -6,6 +6,7 @@ dual neuron of contrastive excitation backprop. Masses carry the neurons in fron
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from auditor.network.aten_graph import CONVOLUTIONS, AtenGraph, Node, source
+from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node, source
 
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -184,10 +185,11 @@ class Mean(LinearMap):
 
 @dataclass(frozen=True)
 class Attention(LinearMap):
-    """A matrix of attention weights, all non-negative, applied to the values."""
+    """A matrix of attention weights, all non-negative, applied to the values (of ``shape``)."""
 
     child: Node
     weights: Tensor
+    shape: tuple[int, ...] = ()
 
     def spread(self, a: Tensor, sign: int = 1) -> Tensor:
         """Apply the clipped map."""
@@ -196,6 +198,25 @@ class Attention(LinearMap):
     def gather(self, q: Tensor, sign: int = 1) -> Tensor:
         """Apply its transpose."""
         back = self.weights.transpose(-1, -2) @ q
+        if back.shape[1:] != self.shape and self.shape:  # values shared by several heads: what they get adds up
+            back = back.sum_to_size(len(back), *self.shape)
+        return back if sign > 0 else torch.zeros_like(back)
+
+
+@dataclass(frozen=True)
+class AttentionFromRight(LinearMap):
+    """Values times a matrix of attention weights, all non-negative, that stands on their right."""
+
+    child: Node
+    weights: Tensor
+
+    def spread(self, a: Tensor, sign: int = 1) -> Tensor:
+        """Apply the clipped map."""
+        return a @ self.weights if sign > 0 else torch.zeros_like(a @ self.weights)
+
+    def gather(self, q: Tensor, sign: int = 1) -> Tensor:
+        """Apply its transpose."""
+        back = q @ self.weights.transpose(-1, -2)
         return back if sign > 0 else torch.zeros_like(back)
 
 
@@ -240,24 +261,31 @@ def linear_map(
     child = args[0]
     if target in CONVOLUTIONS or target in PADDED_BY_NAME:
         return _convolution(graph, values, node, at, args, pinned, cache)
-    if target is aten.linear.default and args[1] in graph.constants:
-        return Dense(child, Clipped(graph.weights(node, pinned)[0], cache, node))
-    if target in TRANSPOSED and args[1] in graph.constants:
+    if target is aten.linear.default and graph.constant(args[1]) is not None:
+        return Dense(child, Clipped(_weight(graph, node, pinned), cache, node))
+    if target in TRANSPOSED and graph.constant(args[1]) is not None:
         defaults = [1, 0, 0, 1, 1]
         options = tuple(args[3:]) + tuple(defaults[len(args[3:]) :])
-        return TransposedConvolution(child, Clipped(graph.constants[args[1]], cache, node), options, _rank(values, at))
+        return TransposedConvolution(child, Clipped(graph.constant(args[1]), cache, node), options, _rank(values, at))
     if target in (aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default):
         return AveragePool(child, at, args[1:], tuple(values[child].shape))
     if target in (aten.mean.dim, aten.sum.dim_IntList):
         dims = [d % values[child].dim() for d in args[1]]
         return Mean(child, dims, len(args) > 2 and bool(args[2]), tuple(values[child].shape))
-    if target is aten.scaled_dot_product_attention.default:
-        return Attention(args[2], _attention(values, at))
+    if target is aten.scaled_dot_product_attention.default and not at.kwargs.get("enable_gqa"):
+        return Attention(args[2], *_attention(values, at))
     if target in (aten.matmul.default, aten.mm.default, aten.bmm.default):
         return _product(graph, values, args, node, cache)
     if target is aten.addmm.default:
         return _product(graph, values, args[1:], node, cache)
     return None
+
+
+def _weight(graph: AtenGraph, node: Node, pinned: frozenset[Node]) -> Tensor:
+    """Return the weights of a linear map with what folds into them: batch norm, and the signs of a layer scale."""
+    weight = graph.weights(node, pinned)[0]
+    turned = graph.turned_channels(node, pinned) if node.target is not BATCH_NORM else None
+    return weight if turned is None else weight * turned.view(-1, *[1] * (weight.dim() - 1))
 
 
 def _convolution(
@@ -269,9 +297,9 @@ def _convolution(
     pinned: frozenset[Node],
     cache: Any,
 ) -> LinearMap | None:
-    if args[1] not in graph.constants:
+    if graph.constant(args[1]) is None:
         return None
-    w = graph.weights(node, pinned)[0]
+    w = _weight(graph, node, pinned)
     rank = w.dim() - 2
     bias_less = args[3:] if len(args) > 3 else []
     options: list[Any] = [*bias_less, *[1, 0, 1, 1][len(bias_less) :]]
@@ -287,21 +315,53 @@ def _convolution(
 
 
 def _product(graph: AtenGraph, values: dict[Node, Any], args: list[Any], node: Node, cache: Any) -> LinearMap | None:
-    """``x @ W`` with constant ``W``, or attention weights times values."""
+    """``x @ W`` with constant ``W``, or a product of two signals of which one is a matrix of weights.
+
+    Weights are what comes of a softmax, with whatever is done to it on the way (heads mixed, two patterns blended).
+    Without any softmax (linear attention: a feature map of the queries times what keys and values add up to) the
+    factor on the left is the weights. Negative weights are clipped.
+    """
     left, right = args[:2]
-    if source(left, lambda n: n.target not in SOFTMAXES and n.target in _MOVES).target in SOFTMAXES:
-        return Attention(right, values[left])
     if right not in graph.live:
         return Dense(left, Clipped(values[right].transpose(-1, -2), cache, node))
-    return None
+    if left not in graph.live:
+        return Attention(right, values[left].clamp(min=0), tuple(values[right].shape))
+    if _of_softmax(right, graph) and not _of_softmax(left, graph):
+        return AttentionFromRight(left, values[right].clamp(min=0))
+    weights: Tensor = values[left]
+    weights = weights if _is_softmax(left) else weights.clamp(min=0)
+    return Attention(right, weights, tuple(values[right].shape))
+
+
+def _is_softmax(node: Node) -> bool:
+    """Whether the node is a softmax, moved at most."""
+    return source(node, lambda n: n.target not in SOFTMAXES and n.target in _MOVES).target in SOFTMAXES
+
+
+def _of_softmax(node: Node, graph: AtenGraph) -> bool:
+    """Whether the node is made of a softmax by what is done to attention weights, before any other product."""
+    todo, visited = [node], {node}
+    while todo:
+        n = todo.pop()
+        if n.target in SOFTMAXES:
+            return True
+        if n.target in _MOVES or n.target in _MIXES:
+            new = [m for m in n.all_input_nodes if m in graph.live and m not in visited]
+            visited.update(new)
+            todo.extend(new)
+    return False
 
 
 _MOVES = (aten.view.default, aten.reshape.default, aten.expand.default, aten.clone.default, aten._unsafe_view.default,
-          aten.dropout.default, aten.transpose.int, aten.permute.default)  # fmt: skip
+          aten.dropout.default, aten.transpose.int, aten.permute.default, aten.unsqueeze.default,
+          aten.squeeze.dim)  # fmt: skip
+_MIXES = (aten.linear.default, aten.conv2d.default, aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, BATCH_NORM,
+          operator.getitem)  # fmt: skip
 
 
-def _attention(values: dict[Node, Any], node: Node) -> Tensor:
-    q, k = values[node.args[0]], values[node.args[1]]
+def _attention(values: dict[Node, Any], node: Node) -> tuple[Tensor, tuple[int, ...]]:
+    """Return the weights of scaled dot product attention and the shape of its values."""
+    q, k, v = (values[n] for n in node.args[:3])
     scale = node.kwargs.get("scale") or q.shape[-1] ** -0.5
     logits = q @ k.transpose(-1, -2) * scale
     mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
@@ -310,8 +370,7 @@ def _attention(values: dict[Node, Any], node: Node) -> Tensor:
     if mask is not None:
         m = values[mask]
         logits = logits.masked_fill(~m, -torch.inf) if m.dtype == torch.bool else logits + m
-    weights: Tensor = logits.softmax(-1)
-    return weights
+    return logits.softmax(-1), tuple(v.shape)
 
 
 def _is_size(values: dict[Node, Any], arg: Any) -> bool:

@@ -7,12 +7,11 @@ that came back from a pt2 file are there too. Weights used twice are one layer w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from auditor.network.aten_graph import CONVOLUTIONS, AtenGraph, Node, call
+from auditor.network.aten_graph import CONVOLUTIONS, AtenGraph, Node
 from auditor.network.linear_maps import PADDED_BY_NAME, TRANSPOSED
 
 aten = torch.ops.aten
@@ -61,21 +60,6 @@ def weight_layers(graph: AtenGraph) -> list[WeightLayer]:
     return list(layers.values())
 
 
-def constant_value(graph: AtenGraph, node: Any) -> Any:
-    """Return the value of an argument that does not depend on the image, or None when it does."""
-    if not isinstance(node, Node):
-        return node
-    if node in graph.constants:
-        return graph.constants[node]
-    if node in graph.live or node.op != "call_function":
-        return None
-    inputs = {n: constant_value(graph, n) for n in node.all_input_nodes}
-    if any(v is None for v in inputs.values()):
-        return None
-    with torch.no_grad():
-        return call(node, inputs.__getitem__)
-
-
 def _read(graph: AtenGraph, node: Node) -> tuple[Node, str, Tensor, Tensor | None] | None:
     """Return the weight's node, kind, rows and bias of a linear map with constant weights."""
     target, args = node.target, list(node.args)
@@ -86,8 +70,8 @@ def _read(graph: AtenGraph, node: Node) -> tuple[Node, str, Tensor, Tensor | Non
     if target in (aten.linear.default, *PRODUCTS, *CONVOLUTIONS, *PADDED_BY_NAME, *TRANSPOSED):
         if args[0] not in graph.live:
             return None
-        w = constant_value(graph, args[1])
-        bias = constant_value(graph, args[2]) if len(args) > 2 and args[2] is not None else None
+        w = graph.constant(args[1])
+        bias = graph.constant(args[2]) if len(args) > 2 and args[2] is not None else None
         if w is None or (target in PRODUCTS and w.dim() != 2):
             return None
         key = _origin(args[1])

@@ -19,7 +19,7 @@ from torch import Tensor
 from auditor.kernels.networks.operator_norm import convolution_norm, matrix_norm
 from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node
 from auditor.network.linear_maps import PADDED_BY_NAME, TRANSPOSED
-from auditor.network.weight_layers import PRODUCTS, constant_value
+from auditor.network.weight_layers import PRODUCTS
 from auditor.stability.bound_signal import Op, Shape, Signal, added, joined, repeats
 
 aten = torch.ops.aten
@@ -149,7 +149,7 @@ class Walk:
             # above its threshold it turns linear, with a step of the slope too small to matter but there
             return a.bent(1.0, INF if float(rest[1] if len(rest) > 1 else 20.0) < 20 else beta / 4, where)
         if target is aten.prelu.default:
-            weight = constant_value(self.graph, rest[0])
+            weight = self.graph.constant(rest[0])
             if weight is not None:
                 return a.bent(max(1.0, float(weight.abs().max())), INF, where)
         raise NoBound(f"{where} has no rule for a Lipschitz constant")
@@ -161,7 +161,7 @@ class Walk:
             target, args = aten.mm.default, [args[1], args[2]]
             if node.kwargs:
                 raise NoBound(f"{name_of(node)} with factors has no rule")
-        w = constant_value(self.graph, args[1])
+        w = self.graph.constant(args[1])
         if w is None or (target in PRODUCTS and w.dim() != 2):
             raise NoBound(f"{name_of(node)} multiplies two signals")
         w = w.double()
@@ -219,7 +219,7 @@ class Walk:
         else:
             gamma = values[1 if native else 2] if len(values) > 2 else None
             eps = values[-1] if native else (values[4] if len(values) > 4 else 1e-5)
-        largest = 1.0 if gamma is None else float(constant_value(self.graph, gamma).abs().max())
+        largest = 1.0 if gamma is None else float(self.graph.constant(gamma).abs().max())
         if not float(eps) > 0:
             raise NoBound(f"{name_of(node)} without eps has no Lipschitz constant")
         return a.bent(largest / math.sqrt(float(eps)), INF, name_of(node))
@@ -293,7 +293,7 @@ class Walk:
         if len(live) != 1 or (node.target is aten.div.Tensor and live[0] is right):
             raise NoBound(f"{name_of(node)} multiplies two signals: no constant without bounds on their size")
         a, shape = self.signals[live[0]], _shape(node)
-        other = torch.as_tensor(constant_value(self.graph, right if live[0] is left else left)).double()
+        other = torch.as_tensor(self.graph.constant(right if live[0] is left else left)).double()
         factor = 1 / other if node.target in (aten.div.Tensor, aten.div.Scalar) else other
         size = float(factor.abs().max()) * repeats(a.shape, shape)
         plain = factor.dim() <= len(shape) or factor.shape[0] == 1

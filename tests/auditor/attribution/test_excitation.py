@@ -36,13 +36,18 @@ def test_lost_mass_is_reported_layer_by_layer_and_accounts_for_all_of_it():
     with torch.no_grad():
         net.up.bias[:4] = -2.0  # these channels are small and negative after hardswish: clipped to 0
         net.deep.bias.fill_(1.0)  # and still every unit above them fires
+        net.deep.weight[:4].abs_()  # though no child excites it: no negative weight meets a negative activation
     x = torch.rand(2, 3, 7, 9, generator=seeded(), dtype=torch.float64)
     engine = ExcitationBackprop(net, x)
     lost = engine.lost(x, [0, 1, 2, 3])
     arrived = engine.masses(x, [0, 1, 2, 3], contrastive=False).flatten(2).sum(2).mean()
-    assert set(lost) == {"deep"}
+    assert max(lost, key=lost.get) == "deep"
     assert 0.1 < lost["deep"] < 0.9
-    torch.testing.assert_close(float(arrived) + lost["deep"], 1.0, rtol=0, atol=1e-9)
+    total = float(arrived) + sum(lost.values())
+    torch.testing.assert_close(total, 1.0, rtol=0, atol=1e-4)  # a share below 1e-5 is left out
+    with torch.no_grad():
+        net.deep.weight[:4].neg_()  # now each of them does
+    assert "deep" not in engine.lost(x, [0, 1, 2, 3])
     net, x = hand_net()
     assert ExcitationBackprop(net, torch.cat([x, x])).lost(x, [0, 1]) == {}
 

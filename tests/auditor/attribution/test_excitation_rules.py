@@ -1,5 +1,7 @@
 """Each rule against its operation written out: where every unit of mass goes, and that none appears or disappears."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from torch import nn
 
 from auditor.attribution.excitation_rules import pass_down, safe_reciprocal
 from auditor.errors import LayerError
-from tests.auditor.attribution.slow_walk import seeded, walk_of
+from tests.auditor.attribution.slow_walk import dense_matrix, reference_rule, seeded, walk_of
 
 aten = torch.ops.aten
 WEIGHTS = torch.tensor([0.5, -2.0, 0.0, 3.0], dtype=torch.float64)
@@ -259,10 +261,131 @@ def test_division_by_a_signal_gives_nothing_to_the_divisor():
     torch.testing.assert_close(got, p)
 
 
-def test_two_signals_multiplied_have_no_rule():
+def test_of_two_signals_multiplied_each_gets_half():
     walk = walk_of(Lambda(lambda x: torch.relu(x) * torch.tanh(x)), images(2, 4))
-    with pytest.raises(LayerError, match="product of two signals"):
-        list(pass_down(walk, walk.graph.output, masses(walk)))
+    p = masses(walk)
+    parts = list(pass_down(walk, walk.graph.output, p))
+    assert [n.target for n, _ in parts] == [aten.relu.default, aten.tanh.default]
+    for _, mass in parts:
+        torch.testing.assert_close(mass, p / 2, rtol=0, atol=0)
+    assert any("each gets half" in note for note in walk.notes)
+
+
+def rms_norm(x):
+    return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+@pytest.mark.parametrize(
+    ("gated", "signal"),
+    [
+        (lambda x: (x + 1.0) * F.silu(x), aten.add.Tensor),  # a gated linear unit
+        (lambda x: F.gelu(x) * (x + 1.0), aten.add.Tensor),
+        (lambda x: (x + 1.0) * (x * 2.0).mean(1, keepdim=True), aten.add.Tensor),  # channel attention without sigmoid
+    ],
+)
+def test_what_gates_is_a_weight(gated, signal):
+    walk = walk_of(Lambda(gated), images(2, 4))
+    ((child, mass),) = pass_down(walk, walk.graph.output, p := masses(walk))
+    assert child.target is signal
+    torch.testing.assert_close(mass, p, rtol=0, atol=0)
+
+
+def test_a_norm_written_out_passes_all_mass_to_what_it_norms():
+    walk = walk_of(Lambda(rms_norm), images(2, 4))
+    ((child, mass),) = pass_down(walk, walk.graph.output, p := masses(walk))
+    assert child is walk.graph.input
+    torch.testing.assert_close(mass, p, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", ["linear", "convolution", "permuted"])
+def test_a_negative_layer_scale_equals_folding_it_into_the_linear_map(layout):
+    torch.manual_seed(0)
+    gamma = torch.tensor([0.5, -2.0, -0.1, 3.0], dtype=torch.float64)
+    linear = nn.Linear(6, 4).double() if layout != "convolution" else nn.Conv2d(6, 4, (1, 3)).double()
+    folded = copy.deepcopy(linear)
+    broad = gamma if layout == "linear" else gamma.view(4, 1, 1)
+    with torch.no_grad():
+        folded.weight.mul_(gamma.view(-1, *[1] * (linear.weight.dim() - 1)))
+        folded.bias.mul_(gamma)
+
+    class Scaled(nn.Module):
+        def __init__(self, inner, scale):
+            super().__init__()
+            self.inner, self.scale = inner, nn.Parameter(scale) if scale is not None else None
+
+        def forward(self, x):
+            y = self.inner(x)
+            y = y.permute(0, 3, 1, 2) if layout == "permuted" else y
+            return torch.relu(y if self.scale is None else y * self.scale)
+
+    shape = {"linear": (2, 5, 6), "convolution": (2, 6, 3, 5), "permuted": (2, 3, 5, 6)}[layout]
+    one, two = walk_of(Scaled(linear, broad), images(*shape)), walk_of(Scaled(folded, None), images(*shape))
+    p = masses(one) * (one.values[one.graph.output] > 0)
+    got = one.down(one.graph.output, p, one.graph.input)
+    torch.testing.assert_close(got, two.down(two.graph.output, p, two.graph.input))
+    torch.testing.assert_close(got.sum(), p.sum())  # positive inputs: every parent that fires has an excited child
+
+
+CHOICES = {
+    "flip": (lambda x: x.flip(2), (2, 3, 4)),
+    "gather by index": (lambda x: x[:, torch.tensor([2, 0, 0])], (2, 3, 4)),
+    "index select": (lambda x: x.index_select(1, torch.tensor([1, 1, 2])), (2, 3, 4)),
+    "repeat": (lambda x: x.repeat(1, 2, 3), (2, 3, 4)),
+    "unfold": (lambda x: F.unfold(x, 2, stride=1), (2, 3, 4, 5)),
+    "windows": (lambda x: x.unfold(2, 2, 2), (2, 3, 6)),
+    "largest of a dimension": (lambda x: x.amax(1), (2, 3, 4)),
+    "largest with its index": (lambda x: x.max(2)[0], (2, 3, 4)),
+    "the larger of two": (lambda x: torch.maximum(x, x.flip(1)), (2, 4)),
+    "where": (lambda x: torch.where(torch.arange(4) % 2 == 0, x, x.flip(1)), (2, 4)),
+    "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), (2, 8, 3, 2)),
+    "pixel unshuffle": (lambda x: F.pixel_unshuffle(x, 2), (2, 2, 4, 6)),
+    "channel shuffle": (lambda x: F.channel_shuffle(x, 2), (2, 4, 3, 2)),
+    "stack": (lambda x: torch.stack([x, x.flip(1)], 1), (2, 3)),
+    "patch merging": (lambda x: torch.cat([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1), (2, 4, 6, 3)),
+    "window partition": (lambda x: x.view(2, 2, 2, 3, 2, 5).permute(0, 1, 3, 2, 4, 5).reshape(12, 4, 5), (2, 4, 6, 5)),
+    "shifted window": (lambda x: x.roll((-1, -2), (1, 2)).view(2, 2, 2, 3, 2, 5).transpose(2, 3), (2, 4, 6, 5)),
+    "roll of all dimensions": (lambda x: x.roll(3), (2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_mass_goes_back_to_the_inputs_that_the_outputs_are(name):
+    f, shape = CHOICES[name]
+    x = images(*shape)
+    walk = walk_of(Lambda(f), x)
+    p = masses(walk, signed=True)
+    got = walk.down(walk.graph.output, p, walk.graph.input)
+    leaf = x.clone().requires_grad_()
+    want = torch.stack([torch.autograd.grad(f(leaf), leaf, q)[0] for q in p])  # every output is one input
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(got.flatten(1).sum(1), p.flatten(1).sum(1))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_interpolation_follows_its_explicit_matrix(mode):
+    def f(x):
+        return F.interpolate(x, (5, 7), mode=mode)
+
+    x = images(2, 1, 3, 4)
+    x[0, 0, :2] = 0
+    walk = walk_of(Lambda(f), x)
+    p = masses(walk)
+    got = walk.down(walk.graph.output, p, walk.graph.input)
+    W = dense_matrix(f, (1, 3, 4))
+    for k in range(len(p)):
+        for i in range(2):
+            want = reference_rule(W, x[i].flatten(), p[k, i].flatten())
+            torch.testing.assert_close(got[k, i].flatten(), want)
+
+
+@pytest.mark.parametrize("norm", ["group", "rms"])
+def test_other_norms_pass_mass_where_their_weight_is_positive(norm):
+    module = (nn.GroupNorm(2, 4) if norm == "group" else nn.RMSNorm(4)).double()
+    module.weight.data = WEIGHTS.clone()
+    walk = walk_of(module, images(2, 4, 3) if norm == "group" else images(2, 3, 4))
+    p = masses(walk)
+    positive = (WEIGHTS > 0).double().view(4, 1) if norm == "group" else (WEIGHTS > 0).double()
+    torch.testing.assert_close(walk.down(walk.graph.output, p, walk.graph.input), p * positive, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3, 5)])

@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from auditor import Subject
@@ -197,3 +198,56 @@ def test_small_questions_about_nodes():
     parts = call(split, lambda n: images())
     assert torch.equal(parts[1], images()[:, 1:])
     assert graph.any_strides
+
+
+class Derived(nn.Module):
+    """Weights made of parameters on the way: a kernel that is standardised, a bias put together of parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel, self.part = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.randn(2))
+        self.register_buffer("zeros", torch.zeros(2))
+        self.gamma = nn.Parameter(torch.tensor([1.0, -2.0, 3.0, 0.5]).view(4, 1, 1))
+
+    def forward(self, x):
+        bias = torch.cat([self.part, self.zeros])
+        return F.conv2d(x, self.kernel - self.kernel.mean((1, 2, 3), keepdim=True), bias) * self.gamma
+
+
+def test_constants_are_computed_and_signals_are_not():
+    net = Derived()
+    graph = AtenGraph.trace(net, torch.rand(2, 3, 5, 6))
+    conv = next(n for n in graph.steps if "conv2d" in str(n.target))
+    torch.testing.assert_close(graph.constant(conv.args[1]).mean((1, 2, 3)), torch.zeros(4))
+    torch.testing.assert_close(graph.weights(conv)[1], torch.cat([net.part.detach(), torch.zeros(2)]))
+    with torch.no_grad():
+        net.part.add_(1.0)  # trained on
+    torch.testing.assert_close(graph.weights(conv)[1][:2], net.part.detach())
+    assert graph.constant(conv.args[0]) is None
+    assert graph.constant(conv) is None
+    assert graph.constant(3.5) == 3.5
+
+
+def test_a_negative_layer_scale_turns_channels():
+    net = Derived()
+    graph = AtenGraph.trace(net, torch.rand(2, 3, 5, 6))
+    conv = next(n for n in graph.steps if "conv2d" in str(n.target))
+    assert graph.turned_channels(conv).tolist() == [1, -1, 1, 1]
+    assert graph.turned_channels(conv, frozenset({conv})) is None  # somebody reads it unscaled
+    assert graph.turned_channels(graph.output) is None  # not a linear map with weights
+    with torch.no_grad():
+        net.gamma.abs_()
+    assert graph.turned_channels(conv) is None
+
+
+def test_composite_operations_are_written_out():
+    class Composite(nn.Module):
+        def forward(self, x):
+            attention = torch.einsum("bid,bjd->bij", x, x).softmax(-1)
+            return torch.stack([attention @ x, x]).mean(0).addcmul(x, x)
+
+    graph = AtenGraph.trace(Composite(), torch.rand(2, 3, 4))
+    names = {str(n.target) for n in graph.steps}
+    assert not names & {"aten.einsum.default", "aten.stack.default", "aten.addcmul.default"}
+    x = torch.rand(3, 3, 4)
+    torch.testing.assert_close(graph.run(x)[graph.output], Composite()(x))

@@ -124,7 +124,57 @@ def test_attention_weights_are_those_that_attention_applies(form):
 def test_what_is_not_linear_is_none():
     x = torch.rand(2, 3, 4, dtype=torch.float64)
     assert map_of(Lambda(torch.relu), x) is None
-    assert map_of(Lambda(lambda x: x @ x.transpose(1, 2)), x) is None
+
+
+def linear_attention(x):
+    q, k, v = torch.relu(x), torch.relu(x - 0.4), x * 2.0
+    return q @ (k.transpose(1, 2) @ v)
+
+
+def talking_heads(x):
+    q, k, v = x, x.flip(1), x * 2.0
+    weights = (q @ k.transpose(1, 2)).softmax(-1) * 1.5 - 0.1  # what is done to weights may make some negative
+    return weights @ v
+
+
+def from_the_right(x):
+    return (x * 2.0).transpose(1, 2) @ (x @ x.transpose(1, 2)).softmax(-1)
+
+
+@pytest.mark.parametrize(("f", "child"), [(linear_attention, 1), (talking_heads, 1), (from_the_right, 0)])
+def test_of_a_product_of_two_signals_one_is_weights(f, child):
+    x = torch.rand(2, 4, 3, dtype=torch.float64)
+    graph = AtenGraph.trace(Lambda(f), x)
+    values = graph.run(x)
+    linear = linear_map(graph, values, graph.output, frozenset(), {})
+    left, right = (values[n] for n in graph.output.args)
+    assert linear.child is graph.output.args[child]
+    weights = (right, left)[child].clamp(min=0)
+    a = (left, right)[child]
+    want = weights @ a if child else a @ weights
+    torch.testing.assert_close(linear.spread(a), want)
+    q = torch.rand(3, *want.shape, dtype=torch.float64)
+    got = linear.gather(q)
+    torch.testing.assert_close((got * a).sum(), (q * want).sum())  # <f^T q, a> = <q, f a>
+    assert not linear.spread(a, -1).any()
+    assert not linear.gather(q, -1).any()
+
+
+def test_values_that_several_heads_share_get_the_mass_of_all_of_them():
+    class Shared(nn.Module):
+        def forward(self, x):
+            q, k, v = x.view(2, 4, 2, 3).transpose(1, 2), x[:, None, :, :3], x[:, None, :, 3:] * 2.0
+            return F.scaled_dot_product_attention(q, k, v)
+
+    x = torch.rand(2, 4, 6, dtype=torch.float64)
+    graph = AtenGraph.trace(Shared(), x)
+    values = graph.run(x)
+    linear = linear_map(graph, values, graph.output, frozenset(), {})
+    q = torch.rand(3, *values[graph.output].shape, dtype=torch.float64)
+    v = values[linear.child]
+    got = linear.gather(q)
+    assert got.shape == (3, *v.shape)
+    torch.testing.assert_close((got * v).sum(), (q * linear.spread(v)).sum())
 
 
 def test_clipped_weights_are_made_once_and_again_after_training():
