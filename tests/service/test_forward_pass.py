@@ -110,7 +110,7 @@ def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, c
     assert load_version(Settings(model=uri, engine="onnx")).forward.keys == concepts.layers()
     attach(heads, uri, "heads", subject=subject, attach_anyway=True)
     second = graph()
-    assert second != first, "the heads' x-features were not in it"
+    assert second != first, "the heads' layer was not in it"
     loaded = load_version(Settings(model=uri, engine="onnx"))
     assert set(loaded.forward.keys) == {*concepts.layers(), *heads.reads().keys}
 
@@ -120,7 +120,7 @@ def test_a_graph_is_renewed_when_something_else_is_attached(registry, trained, c
     assert graph() == second
     renamed = load_version(Settings(model=uri, engine="onnx"))
     assert renamed.explainers["heads"].digest_ != loaded.explainers["heads"].digest_
-    assert heads.heads_.digest in renamed.forward.keys
+    assert set(renamed.forward.keys) == set(loaded.forward.keys)
 
     # a graph that lacks a layer: auto logs it and takes torch, onnx refuses and serves on what it has
     other = next(layer for layer in subject.layers() if layer.name not in concepts.layers() + heads.layers()).name

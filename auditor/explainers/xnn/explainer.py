@@ -24,40 +24,55 @@ from torch import Tensor
 from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
 from auditor.data.source import Data
 from auditor.errors import DataError, LayerError, ModelError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
+from auditor.explainers.base import Explainer, ExplainerConfig, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.layer_activations import harvest
-from auditor.explainers.xnn.head_objective import SraeConfig
-from auditor.explainers.xnn.head_training import Examples, Trained, check_classes, fit_heads
-from auditor.explainers.xnn.heads import ChannelsFirst, XFeatures, XHeads
+from auditor.explainers.xnn.examples import ActivationRows, Examples
+from auditor.explainers.xnn.head_design import channels_first, make_heads
+from auditor.explainers.xnn.head_layer import head_layer
+from auditor.explainers.xnn.head_objective import SraeConfig, examples_at_once
+from auditor.explainers.xnn.head_training import Trained, check_classes, check_size, fit_heads
+from auditor.explainers.xnn.heads import XHeads
 from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over, with_heads
 from auditor.network.aten_graph import graph_of
 from auditor.progress import Progress, silent
-from auditor.subject.layer_calls import locate
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
-MAX_SHARED_FEATURES = 16_384  # x-features of all classes per image: beyond that the head of the one class is cheaper
+ENGINES = 64  # heads whose heatmap engines are kept per subject
 
 
 class XnnConfig(ExplainerConfig):
     """Options of kind ``xnn``."""
 
     n: int = Field(default=5, ge=1, le=256, description="x-features per class.")
-    targets: list[int | str] | None = Field(default=None, description="Several classes; default: all of them.")
+    targets: list[int | str] | Literal["all"] | None = Field(
+        default=None, description="Several classes, or all; default: those that have images."
+    )
     variant: Literal["srae", "nn", "sae", "cae"] = Field(default="srae", description="srae, or a baseline.")
-    beta: float = Field(default=1.0, ge=0, description="Weight of the sparse reconstruction.")
-    eta: float = Field(default=1.0, ge=0, description="Weight of the pull-away term.")
+    beta: float = Field(default=0.05, ge=0, description="Weight of the sparse reconstruction (logit variance: 1).")
+    eta: float = Field(default=0.05, ge=0, description="Weight of the pull-away term (logit variance: 1).")
     q: float = Field(default=10.0, gt=0, description="Steepness of the log penalty.")
-    hidden: list[int] | None = Field(default=None, description="Widths of the encoder; default 800, 100 or less.")
+    hidden: list[int] | None = Field(
+        default=None,
+        description="Widths of the encoder; default 800, 100 or less, and none where logits are affine in the layer.",
+    )
+    start: Literal["slopes", "random"] = Field(default="slopes", description="Where training without hidden starts.")
     activation: Literal["relu", "tanh"] = Field(default="relu", description="Of hidden units and x-features.")
-    cells: int = Field(default=4, ge=1, description="Pooled cells per x-feature on a convolutional layer, a square.")
-    lr: float = Field(default=2e-3, gt=0, description="Step size of Adam.")
-    max_epochs: int = Field(default=200, ge=1, description="Epochs at most.")
-    patience: int = Field(default=20, ge=1, description="Epochs without gain on trial images before stopping.")
+    cells: int | None = Field(
+        default=None,
+        ge=1,
+        description="Pooled cells per x-feature on a convolutional layer, a square; default 4, and 1 where the network "
+        "treats all positions alike.",
+    )
+    pooling: Literal["mean", "max"] = Field(default="mean", description="How cells are pooled; the paper's is max.")
+    lr: float = Field(default=5e-3, gt=0, description="First step size of Adam.")
+    weight_decay: float = Field(default=1e-5, ge=0, description="Weight decay of Adam.")
+    max_epochs: int = Field(default=60, ge=1, description="Epochs at most.")
+    patience: int = Field(default=8, ge=1, description="Epochs without gain on trial images before a class is done.")
     max_images: int = Field(default=20_000, ge=2, description="Images read at most, spread over the classes.")
     held_out_every: int = Field(
         default=5,
@@ -91,7 +106,7 @@ class XnnExplainer(Explainer):
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> XnnExplainer:
         """Harvest the layer once and train the heads of all asked classes on it."""
         cfg: XnnConfig = self.config
-        if math.isqrt(cfg.cells) ** 2 != cfg.cells:
+        if cfg.cells is not None and math.isqrt(cfg.cells) ** 2 != cfg.cells:
             raise OptionError(f"xnn: cells must be a square number such as 1, 4 or 9, got {cfg.cells}.")
         layer = head_layer(subject, cfg.layer)
         layout = subject.layout(layer)
@@ -100,16 +115,20 @@ class XnnExplainer(Explainer):
         examples = read_examples(subject, data.only(drawn), layer, layout, cfg, progress)
         _refuse_logits(examples, layer, subject)
         self.classes_ = self._present(subject, examples, classes)
-        check_classes(examples, self.classes_, cfg.n, subject.class_names)
+        if cfg.targets == "all":
+            check_size(examples, cfg.n)
+        else:
+            check_classes(examples, self.classes_, cfg.n, subject.class_names)
         examples.parts.warn_if_few(self.kind, "the best epoch")
-        heads = make_heads(examples, len(self.classes_), layout, cfg)
+        heads, slope = make_heads(subject, examples, self.classes_, layer, cfg)
         trained = fit_heads(
             heads,
             examples,
             self.classes_,
-            srae_config(cfg),
+            srae_config(cfg, examples),
             max_epochs=cfg.max_epochs,
             patience=cfg.patience,
+            slope=slope,
             checkpoint=Path(cfg.checkpoint) if cfg.checkpoint else None,
             stamp=self._stamp(subject, data, layer, examples.parts),
             progress=progress,
@@ -135,10 +154,7 @@ class XnnExplainer(Explainer):
     def reads(self) -> Reads:
         """Return the one layer that the heads read."""
         assert self.layer_ is not None
-        if self.heads_.v.numel() > MAX_SHARED_FEATURES:
-            return Reads((self.layer_,))
-        heads, layout = self.heads_, self.layout_
-        return Reads((self.layer_,), (FurtherOutput(heads.digest, self.layer_, lambda _: XFeatures(heads, layout)),))
+        return Reads((self.layer_,))
 
     def explainable_classes(self) -> list[int]:
         """Return the classes that have a head."""
@@ -151,7 +167,8 @@ class XnnExplainer(Explainer):
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
                 logits, outputs = subject.run(part, [self.layer_])
-                ybar = self.heads_.predict(self.features(outputs[self.layer_]))
+                Z = channels_first(outputs[self.layer_], self.layout_).float().cpu()
+                ybar = self.heads_.predict(self.heads_.encode(Z))
                 logits_hat.append(with_heads(ybar, logits.float().cpu(), self.classes_))
         return torch.cat(logits_hat)
 
@@ -169,16 +186,14 @@ class XnnExplainer(Explainer):
         """Explain from logits and activations that a shared pass has already given."""
         assert self.layer_ is not None
         z = activations[self.layer_]
-        shared = activations.get(self.heads_.digest)  # (batch, classes, features, cells)
-        E = self.features(z) if shared is None else shared.transpose(0, 1).cpu()
-        return self.explain_features(
-            subject, images, logits, z, E, self.targets_for(subject, logits, targets), heatmaps
+        return self.explain_activations(
+            subject, images, logits, z, self.targets_for(subject, logits, targets), heatmaps
         )
 
-    def features(self, z: Tensor) -> Tensor:
-        """Return the x-features (classes, batch, features, cells) of the layer's activations."""
+    def features(self, z: Tensor, rows: Sequence[int]) -> Tensor:
+        """Return the x-features (batch, features, cells) of activations, each image's by the head of its own row."""
         with torch.no_grad():
-            return self.heads_.encode(_channels_first(z, self.layout_).float().cpu())
+            return self.heads_.encode_each(channels_first(z, self.layout_).float().cpu(), rows)
 
     def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
         """Return the heatmaps of all x-features of one class on pixels ``x``."""
@@ -206,6 +221,7 @@ class XnnExplainer(Explainer):
             "layout": self.layout_,
             "dead": self.dead_,
             "cells": h.cells,
+            "pooling": h.pooling,
             "activation": h.activation,
             "signed_output": h.signed_output,
         }
@@ -222,6 +238,7 @@ class XnnExplainer(Explainer):
             widths[-1][1],
             activation=state["activation"],
             cells=int(state["cells"]),
+            pooling=str(state.get("pooling", "max")),  # heads of earlier releases know no other
             signed_output=bool(state["signed_output"]),
         )
         self.heads_.load_state_dict(tensors)
@@ -232,6 +249,8 @@ class XnnExplainer(Explainer):
         cfg: XnnConfig = self.config
         if cfg.targets is not None and cfg.target is not None:
             raise OptionError("xnn: give either target or targets, not both.")
+        if cfg.targets == "all":
+            return list(range(subject.n_classes))
         requested = [cfg.target] if cfg.target is not None else cfg.targets
         return None if requested is None else list(dict.fromkeys(subject.class_index(t) for t in requested))
 
@@ -258,20 +277,13 @@ class XnnExplainer(Explainer):
             )
         return self.classes_.index(k)
 
-    def explain_features(
-        self,
-        subject: Subject,
-        x: Tensor,
-        logits: Tensor,
-        z: Tensor,
-        E: Tensor,
-        targets: list[int],
-        heatmaps: bool = True,
+    def explain_activations(
+        self, subject: Subject, x: Tensor, logits: Tensor, z: Tensor, targets: list[int], heatmaps: bool = True
     ) -> list[Explanation]:
-        """Explain from x-features E (classes, batch, features, cells) that are already known."""
+        """Explain from the layer's activations ``z``; only the heads of the targets are computed."""
         rows = [self._row(subject, k) for k in targets]
         with torch.no_grad():
-            features = E[rows, list(range(len(rows)))].double()  # (batch, features, cells) of each image's own class
+            features = self.features(z, rows).double()  # (batch, features, cells) of each image's own class
             parts = (features * self.heads_.v[rows].double()).sum(-1)
             biases = self.heads_.c[rows].double()
             sums: list[float] = (biases + parts.sum(1)).tolist()
@@ -343,6 +355,8 @@ class XnnExplainer(Explainer):
             floor = [-m / s for m, s in zip(p.mean, p.std, strict=True)]
             head: Any = self.heads_.encoder_of(row, self.layout_)
             traced = next((e.head for e in engines.values() if e.head is not None), None)
+            if len(engines) >= ENGINES:
+                engines.pop(next(iter(engines)))
             if traced is not None:  # all heads are built alike: one is traced, the others lend it their weights
                 head = traced.reweighted(head)
             engines[row] = ExcitationBackprop(graph_of(subject), head=head, layer=self.layer_ or "", floor=floor)
@@ -350,7 +364,7 @@ class XnnExplainer(Explainer):
 
     def _cell_mass(self, z: Tensor, row: int) -> Tensor:
         with torch.no_grad():
-            return self.heads_.cell_mass(self.features(z)[row], row)
+            return self.heads_.cell_mass(self.features(z, [row] * len(z)), row)
 
     def _stamp(self, subject: Subject, data: Data, layer: str, parts: FittedImages) -> str:
         how_long = {"max_epochs", "patience"}  # a training may go on for longer than was first thought
@@ -359,92 +373,39 @@ class XnnExplainer(Explainer):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def head_layer(subject: Subject, name: str | None = None) -> str:
-    """Return the layer a head attaches to; default: the last non-negative vector below the logits, else a map.
-
-    A dropout gives the very output of the layer before it and is nothing in the graph, so that layer is taken instead.
-    """
-    if name is not None:
-        return source_of(subject, subject.layer(name).name)
-    vectors = [
-        item
-        for item in subject.layers()[:-1]
-        if item.explainable and item.layout is not None and item.layout.name == "vector" and item.shape[0] > 1
-    ]
-    vectors = [v for v in vectors if v.shape != (subject.n_classes,)] or vectors
-    best = [v for v in vectors if v.nonnegative] or vectors
-    return source_of(subject, best[-1].name if best else subject.default_layer())
-
-
-def source_of(subject: Subject, name: str) -> str:
-    """Return the nearest layer up to ``name`` that has an operation in eval mode (all between hand its output on)."""
-    if not isinstance(_module_of(subject, name), (torch.nn.Identity, torch.nn.modules.dropout._DropoutNd)):
-        return name
-    items = subject.layers()
-    at = [item.name for item in items].index(name)
-    with torch.no_grad():
-        x = torch.rand(1, *subject.input_shape, generator=torch.Generator().manual_seed(0))
-        outputs = subject.activations(x, [name, *(i.name for i in items[max(0, at - 6) : at] if i.explainable)])
-    for item in reversed(items[max(0, at - 6) : at]):
-        same = item.explainable and outputs[item.name].shape == outputs[name].shape
-        if same and torch.equal(outputs[item.name], outputs[name]):
-            return source_of(subject, item.name)
-    return name
-
-
-def _module_of(subject: Subject, name: str) -> torch.nn.Module:
-    return locate(subject.module, name)[0]
-
-
 def read_examples(
     subject: Subject, data: Data, layer: str, layout: Layout, cfg: XnnConfig, progress: Progress = silent
 ) -> Examples:
     """Read activations, logits and labels of ``data``; each n-th image chooses or reports, in turn."""
     data.check_labels(subject)
-    Z, logits, labels = [], [], []
+    store, logits, labels = ActivationRows(len(data)), [], []
     for batch, _, y, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress):
-        Z.append(_channels_first(z, layout.name).float().cpu())
+        store.put(channels_first(z, layout.name).float().cpu())
         logits.append(y.float().cpu())
         labels.append(batch.labels)
-    if not Z:
+    if not logits:
         raise DataError("xnn: the data has no images; give at least a few of every class.")
-    parts = FittedImages.each(sum(len(z) for z in Z), cfg.held_out_every, choose=True)
-    return Examples(torch.cat(Z), torch.cat(logits), torch.cat(labels), parts)
+    Z = store.tensor()
+    return Examples(Z, torch.cat(logits), torch.cat(labels), FittedImages.each(len(Z), cfg.held_out_every, choose=True))
 
 
-def make_heads(examples: Examples, n_classes: int, layout: Layout, cfg: XnnConfig) -> XHeads:
-    """Make untrained heads that fit the layer: two hidden layers on a vector, none on a map."""
-    dims = examples.Z.shape[1]
-    spatial = layout.name != "vector"
-    hidden = cfg.hidden
-    if hidden is None:
-        hidden = [] if spatial else [min(800, max(32, 2 * dims)), min(100, max(16, dims // 2))]
-    return XHeads(
-        n_classes,
-        dims,
-        hidden,
-        cfg.n,
-        activation=cfg.activation,
-        cells=cfg.cells if spatial else 1,
-        signed_output=bool((examples.Z < 0).any()),
-        generator=torch.Generator().manual_seed(cfg.seed),
-    )
-
-
-def srae_config(cfg: XnnConfig) -> SraeConfig:
-    """Return the part of the options that the training reads."""
-    return SraeConfig(variant=cfg.variant, beta=cfg.beta, eta=cfg.eta, q=cfg.q, lr=cfg.lr, seed=cfg.seed)
+def srae_config(cfg: XnnConfig, examples: Examples) -> SraeConfig:
+    """Return the part of the options that the training reads; a batch is a tenth of the examples, 32 to 256."""
+    batch = min(256, max(32, examples.parts.counts["learn"] // 10))
+    names = ("variant", "beta", "eta", "q", "lr", "weight_decay", "seed")
+    return SraeConfig(batch=batch, **{name: getattr(cfg, name) for name in names})
 
 
 def measure(trained: Trained, examples: Examples, classes: list[int]) -> dict[str, float]:
     """Return the mean over classes of every figure on the images to report on, and how the training went."""
-    unseen = examples.reported
+    rows, heads = examples.report_rows.nonzero().flatten(), trained.heads
+    parts = torch.split(rows, examples_at_once(examples.Z))
     with torch.no_grad():
-        ybar = torch.cat([trained.heads.predict(trained.heads.encode(Z)) for Z in torch.split(unseen.Z, 1024)], 1)
-    positive = unseen.positives(classes)
-    each = [faithfulness_of(ybar[i], unseen.logits, k, positive[i]) for i, k in enumerate(classes)]
+        ybar = torch.cat([heads.predict(heads.encode(examples.Z[part].float())) for part in parts], 1)
+    logits, positive = examples.logits[rows], examples.positives(classes)[:, rows]
+    each = [faithfulness_of(ybar[i], logits, k, positive[i]) for i, k in enumerate(classes)]
     alive = (~trained.dead).sum(1).double()
-    together = with_heads(ybar, unseen.logits, classes).argmax(1) == unseen.logits.argmax(1)
+    together = with_heads(ybar, logits, classes).argmax(1) == logits.argmax(1)
     figures = mean_over(each) | {
         "f_cls": float(together.double().mean()),
         "pull_away": float(trained.pull_away.mean()),
@@ -452,17 +413,12 @@ def measure(trained: Trained, examples: Examples, classes: list[int]) -> dict[st
         "alive": float(alive.mean()),
         "dead": float(trained.dead.sum()),
         "reseeded": float(trained.reseeded.sum()),
-        "epochs": float(trained.epochs),
+        "epochs": float(trained.epochs.double().mean()),
         "diverged": float(bool(trained.diverged)),
         "n_classes": float(len(classes)),
-        "n_held_out": float(len(unseen.Z)),
+        "n_held_out": float(len(rows)),
     }
     return {k: v for k, v in figures.items() if not math.isnan(v)}
-
-
-def _channels_first(z: Tensor, layout: str) -> Tensor:
-    moved: Tensor = ChannelsFirst(layout)(z)
-    return moved
 
 
 def _refuse_logits(examples: Examples, layer: str, subject: Subject) -> None:

@@ -1,72 +1,45 @@
-"""Fitting explanation heads to a harvest: classes, split, early stop, checkpoint, the best epoch of every class."""
+"""Fitting explanation heads to examples: blocks of classes, early stop, the best epoch of every class.
+
+Classes are trained in blocks, so that weights, gradients and moments of a block only are in memory. Each class keeps
+the epoch with the lowest objective on the trial images; once that has not fallen for ``patience`` epochs the class is
+done and leaves the block, and the others go on without it.
+"""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from auditor.errors import DataError, NumericsError, OptionError
-from auditor.explainers.fitted_images import FittedImages
+from auditor.errors import DataError, NumericsError
+from auditor.explainers.xnn.examples import Examples
 from auditor.explainers.xnn.head_objective import (
     Problem,
     SraeConfig,
     TrainingState,
+    examples_at_once,
     fit_predictor,
     normalise,
+    objective,
     start_state,
     train,
     weights_of,
 )
+from auditor.explainers.xnn.head_start import start_at_slopes
 from auditor.explainers.xnn.heads import XHeads
+from auditor.explainers.xnn.training_checkpoint import read_checkpoint, write_checkpoint
 from auditor.kernels.networks.reconstruction_losses import live_pull_away, pull_away
 from auditor.progress import Progress, silent
 
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY_S = 5.0
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Activations, logits and labels (-1: unknown) of a set of images, and which to learn, choose and report on."""
-
-    Z: Tensor
-    logits: Tensor
-    labels: Tensor
-    parts: FittedImages
-
-    def positives(self, classes: Sequence[int]) -> Tensor:
-        """Return (classes, examples): of the class by label, by the model's own prediction where there is none."""
-        classes_of_rows = torch.where(self.labels >= 0, self.labels, self.logits.argmax(1))
-        return torch.stack([classes_of_rows == k for k in classes])
-
-    def part(self, rows: Tensor) -> Examples:
-        """Return the examples that ``rows`` selects."""
-        return Examples(self.Z[rows], self.logits[rows], self.labels[rows], self.parts.rows(rows))
-
-    @property
-    def learned(self) -> Examples:
-        """The examples to learn from."""
-        return self.part(self.parts.learn)
-
-    @property
-    def trial(self) -> Examples:
-        """The examples that choose the best epoch; those learned from where there are none."""
-        return self.part(self.parts.choose) if bool(self.parts.choose.any()) else self.learned
-
-    @property
-    def reported(self) -> Examples:
-        """The examples to report on; all of them where none could be held out."""
-        return self.part(self.parts.report) if bool(self.parts.report.any()) else self
+BLOCK_NUMBERS = 40_000_000  # weights, gradients, moments and best weights of a block: 160 MB
+GAIN = 5e-3  # the part of its objective that a class must gain to go on
 
 
 @dataclass(frozen=True)
@@ -74,12 +47,12 @@ class Trained:
     """Heads of the best epoch of every class, and how the training went."""
 
     heads: XHeads
-    epochs: int
+    epochs: Tensor  # (classes,) until each was done
     dead: Tensor  # (classes, features)
     reseeded: Tensor
     pull_away: Tensor  # (classes,)
     live_pull_away: Tensor
-    diverged: str  # the sentence of the error that ended it, or ""
+    diverged: str  # what ended the training of some classes early, or ""
 
 
 def check_classes(examples: Examples, classes: Sequence[int], n_features: int, names: Sequence[str]) -> None:
@@ -93,11 +66,90 @@ def check_classes(examples: Examples, classes: Sequence[int], n_features: int, n
                 f"xnn: class {names[k]!r} has no {which} example among {len(row)} images, and a head needs both. "
                 f"Give data with images of this class and of others, or name another target."
             )
+    check_size(examples, n_features)
+
+
+def check_size(examples: Examples, n_features: int) -> None:
+    """Refuse a set smaller than the embedding."""
     n_train = examples.parts.counts["learn"]
     if n_train < n_features:
         raise DataError(
             f"xnn: {n_train} training images are fewer than {n_features} x-features. Give more images, or lower n."
         )
+
+
+@dataclass
+class Block:
+    """Classes that are trained together, and the best of each so far.
+
+    ``rows`` are those still in training, by their numbers in the whole stack; ``best``, ``loss`` and ``since`` (epochs
+    without gain) are of these.
+    """
+
+    rows: Tensor
+    state: TrainingState
+    judge: Problem
+    best: XHeads
+    loss: Tensor
+    since: Tensor
+
+    @classmethod
+    def start(cls, rows: Tensor, state: TrainingState, judge: Problem, config: SraeConfig) -> Block:
+        """Begin with the start itself as the best."""
+        heads = state.heads.select(range(len(rows)))
+        loss = objective(heads, judge, config).nan_to_num(torch.inf)
+        return cls(rows, state, judge, heads, loss, torch.zeros(len(rows), dtype=torch.long))
+
+    def train(self, config: SraeConfig) -> None:
+        """Train for one epoch and note which classes are better than ever."""
+        next(train(self.state, config))
+        loss = objective(self.state.heads, self.judge, config).nan_to_num(torch.inf)
+        self.since = torch.where(loss < self.loss * (1 - GAIN), 0, self.since + 1)
+        better = (loss < self.loss).nonzero().flatten()
+        self.loss = torch.minimum(loss, self.loss)
+        self.best.replace(better, self.state.heads.select(better))
+
+    def keep(self, some: Tensor) -> None:
+        """Go on with some of the classes only."""
+        self.state.keep(some)
+        self.rows, self.judge, self.best = self.rows[some], self.judge.only(some), self.best.select(some)
+        self.loss, self.since = self.loss[some], self.since[some]
+
+
+@dataclass
+class Run:
+    """All classes of a training: heads that are done, and how that went."""
+
+    heads: XHeads
+    classes: Tensor  # (classes,) their numbers in the model
+    epochs: Tensor  # (classes,)
+    reseeded: Tensor  # (classes, features)
+    finished: int = 0  # classes whose block is done
+    diverged: int = 0  # classes whose loss became infinite
+
+    @classmethod
+    def of(cls, heads: XHeads, classes: Sequence[int]) -> Run:
+        """Begin with nothing done."""
+        n = len(classes)
+        shape = (n, heads.n_features)
+        return cls(heads, torch.tensor(list(classes)), torch.zeros(n).long(), torch.zeros(shape).long())
+
+    def take(self, block: Block, max_epochs: int, patience: int) -> None:
+        """Take over the classes of a block that are done; the block goes on without them."""
+        state = block.state
+        done = (block.since >= patience) | state.broken | (state.epoch >= max_epochs)
+        if not bool(done.any()):
+            return
+        rows = block.rows[done]
+        if bool((block.loss[done] == torch.inf).any()):
+            raise NumericsError(
+                f"xnn: the explanation heads have no finite loss in epoch {state.epoch}. Lower lr or look for extreme "
+                "activations. There is no good state yet, so nothing is kept."
+            )
+        self.heads.replace(rows, block.best.select(done.nonzero().flatten()))
+        self.epochs[rows], self.reseeded[rows] = state.epoch, state.reseeded[done]
+        self.diverged += int(state.broken[done].sum())
+        block.keep((~done).nonzero().flatten())
 
 
 def fit_heads(
@@ -108,139 +160,115 @@ def fit_heads(
     *,
     max_epochs: int,
     patience: int,
+    slope: Tensor | None = None,
+    block: int | None = None,
     checkpoint: Path | None = None,
     stamp: str = "",
     progress: Progress = silent,
 ) -> Trained:
-    """Train until no class gains faithfulness on trial images for ``patience`` epochs; each keeps its best epoch.
+    """Train every class until it has not gained for ``patience`` epochs on trial images; each keeps its best epoch.
 
-    Which features are dead and how far apart they are is measured on the images to report on, unused till then.
+    ``slope`` (classes, dims) is where heads without hidden layers start; else they start as they are. ``block`` is how
+    many classes are trained together. Which features are dead and how far apart they are is measured on the images to
+    report on, unused till then.
     """
-    learned = examples.learned
-    problem, judge = _problem(learned, classes), _problem(examples.trial, classes)
-    state = start_state(heads, problem, config)
-    best = _Best(heads, len(classes))
-    if checkpoint is not None and checkpoint.exists():
-        best.since = _resume(checkpoint, state, best, stamp)
-        log.info("xnn: training goes on from epoch %d of %s", state.epoch, checkpoint.name)
-    diverged, written = "", monotonic()
-    try:
-        if state.epoch < max_epochs and bool((best.since < patience).any()):
-            for _ in train(problem, state, config):  # each round is one epoch of `state`
-                best.judge(heads, _trial_loss(heads, judge, config, state))
-                progress("training heads", state.epoch, max_epochs)
-                if checkpoint is not None and monotonic() - written > CHECKPOINT_EVERY_S:
-                    _write(checkpoint, state, best, stamp)
-                    written = monotonic()
-                if state.epoch >= max_epochs or bool((best.since >= patience).all()):
-                    break
-    except NumericsError as err:
-        if state.epoch <= 1:
-            raise NumericsError(f"xnn: {err} There is no good state yet, so nothing is kept.") from err
-        diverged = f"{err} The best state before that is kept."
-        log.warning("xnn: %s", diverged)
-    except KeyboardInterrupt:
-        if checkpoint is not None:
-            _write(checkpoint, state, best, stamp)
-            log.warning("xnn: stopped in epoch %d; the same command goes on from %s", state.epoch, checkpoint.name)
-        raise
-    best.put_back(heads)
+    config = config.model_copy(update={"epochs": max_epochs})
+    units = _units(examples, classes)
+    problem = _problem(examples, classes, examples.parts.learn, units)
+    judge = _problem(examples, classes, examples.trial_rows, units)
+    run = Run.of(heads, classes)
+    resumed = checkpoint is not None and checkpoint.exists()
+    if checkpoint is not None and resumed:
+        read_checkpoint(checkpoint, stamp, run)
+    for rows in torch.split(torch.arange(len(classes)), block or block_size(heads)):
+        if int(rows[-1]) < run.finished:
+            continue
+        mine = heads.select(rows)
+        state = start_state(mine, problem.only(rows), config, run.classes[rows])
+        if slope is not None and not resumed:
+            start_at_slopes(mine, state.problem, slope[rows], config.seed)
+        now = Block.start(rows, state, judge.only(rows), config)
+        if checkpoint is not None and resumed:
+            read_checkpoint(checkpoint, stamp, run, now)
+            log.info("xnn: training goes on from epoch %d of %s", state.epoch, checkpoint.name)
+            resumed = False
+        _train_block(run, now, config, max_epochs, patience, checkpoint, stamp, progress)
+        run.finished = int(rows[-1]) + 1
     if config.variant == "cae":
         fit_predictor(heads, problem)
-    normalise(heads, learned.Z)
+    normalise(heads, problem)
+    with torch.no_grad():
+        heads.v.mul_(units[1].view(-1, 1, 1))
+        heads.c.mul_(units[1]).add_(units[0])
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
-    return _summary(heads, examples.reported.Z, state, diverged)
+    return _summary(run, examples)
 
 
-def _problem(examples: Examples, classes: Sequence[int]) -> Problem:
-    y = examples.logits[:, list(classes)].T.contiguous()
-    return Problem(examples.Z, y, weights_of(examples.positives(classes)))
+def block_size(heads: XHeads) -> int:
+    """Return how many classes are trained together: as many as `BLOCK_NUMBERS` allow."""
+    per_class = sum(p[0].numel() for p in heads.parameters())
+    return max(1, BLOCK_NUMBERS // (5 * per_class))
 
 
-def _trial_loss(heads: XHeads, judge: Problem, config: SraeConfig, state: TrainingState) -> Tensor:
-    if config.variant == "cae":  # nothing to be faithful to yet: follow the reconstruction it is trained on
-        return state.losses["reconstruction"]
-    with torch.no_grad():
-        parts = [heads.predict(heads.encode(Z)) for Z in torch.split(judge.Z, 1024)]
-        error = (torch.cat(parts, 1) - judge.y) / judge.spread.unsqueeze(-1)
-        return (judge.w * error.square()).mean(-1)
-
-
-class _Best:
-    """Parameters of the best epoch, class by class."""
-
-    def __init__(self, heads: XHeads, n_classes: int) -> None:
-        self.loss = torch.full((n_classes,), torch.inf)
-        self.since = torch.zeros(n_classes, dtype=torch.long)
-        self.tensors = {name: p.detach().clone() for name, p in heads.named_parameters()}
-
-    def judge(self, heads: XHeads, loss: Tensor) -> None:
-        better = loss < self.loss * (1 - 1e-3)
-        self.since = torch.where(better, 0, self.since + 1)
-        better = loss < self.loss
-        self.loss = torch.where(better, loss, self.loss)
-        for name, p in heads.named_parameters():
-            self.tensors[name][better] = p.detach()[better]
-
-    def put_back(self, heads: XHeads) -> None:
-        with torch.no_grad():
-            for name, p in heads.named_parameters():
-                p.copy_(self.tensors[name])
-
-
-def _summary(heads: XHeads, Z: Tensor, state: TrainingState, diverged: str) -> Trained:
-    with torch.no_grad():
-        E = torch.cat([heads.embed(heads.rows(part)) for part in torch.split(Z, 1024)], 1)
-        dead = (E == 0).all(1)
-        assert state.reseeded is not None
-        return Trained(heads, state.epoch, dead, state.reseeded, pull_away(E), live_pull_away(E, ~dead), diverged)
-
-
-def _write(path: Path, state: TrainingState, best: _Best, stamp: str) -> None:
-    assert state.silent is not None
-    assert state.reseeded is not None
-    tensors = {"Q": state.Q, "silent": state.silent, "reseeded": state.reseeded}
-    tensors |= {"generator": state.generator.get_state(), "best_loss": best.loss, "since": best.since}
-    tensors |= {f"heads.{k}": v for k, v in state.heads.state_dict().items()}
-    tensors |= {f"best.{k}": v for k, v in best.tensors.items()}
-    for i, slot in state.adam.state_dict()["state"].items():
-        tensors |= {f"adam.{i}.{k}": torch.as_tensor(v) for k, v in slot.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    save_file(
-        {k: v.detach().contiguous().clone() for k, v in tensors.items()},
-        temporary,
-        metadata={"auditor": json.dumps({"epoch": state.epoch, "stamp": stamp})},
-    )
-    temporary.replace(path)
-
-
-def _resume(path: Path, state: TrainingState, best: _Best, stamp: str) -> Tensor:
+def _train_block(
+    run: Run,
+    block: Block,
+    config: SraeConfig,
+    max_epochs: int,
+    patience: int,
+    checkpoint: Path | None,
+    stamp: str,
+    progress: Progress,
+) -> None:
+    """Train until all classes of the block are done."""
+    written, n_mine, n_before = monotonic(), len(block.rows), run.finished * max_epochs
+    run.take(block, max_epochs, patience)
     try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("auditor", "{}"))
-            tensors: dict[str, Any] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except Exception as err:
-        raise OptionError(
-            f"xnn: {path.name} is no checkpoint that can be read ({err}); remove it to start anew."
-        ) from err
-    if about.get("stamp") != stamp:
-        raise OptionError(
-            f"xnn: the checkpoint {path.name} belongs to another model, data set or configuration. Remove it to start "
-            f"anew, or name another file."
-        )
-    state.epoch, state.Q = int(about["epoch"]), tensors["Q"]
-    state.silent, state.reseeded = tensors["silent"], tensors["reseeded"]
-    state.generator.set_state(tensors["generator"])
-    state.heads.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("heads.")})
-    slots: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith("adam."):
-            _, i, name = key.split(".", 2)
-            slots.setdefault(int(i), {})[name] = value
-    adam = state.adam.state_dict()
-    state.adam.load_state_dict({"state": slots, "param_groups": adam["param_groups"]})
-    best.loss, best.tensors = tensors["best_loss"], {k[5:]: v for k, v in tensors.items() if k.startswith("best.")}
-    since: Tensor = tensors["since"]
-    return since
+        while len(block.rows):
+            block.train(config)
+            progress("training heads", n_before + block.state.epoch * n_mine, max_epochs * len(run.classes))
+            if checkpoint is not None and monotonic() - written > CHECKPOINT_EVERY_S:
+                write_checkpoint(checkpoint, stamp, run, block)
+                written = monotonic()
+            run.take(block, max_epochs, patience)
+    except KeyboardInterrupt:
+        if checkpoint is not None:
+            write_checkpoint(checkpoint, stamp, run, block)
+            log.warning(
+                "xnn: stopped in epoch %d; the same command goes on from %s", block.state.epoch, checkpoint.name
+            )
+        raise
+
+
+def _units(examples: Examples, classes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return mean and spread of each class's logit over the examples to learn from."""
+    y = examples.logits[examples.parts.learn][:, list(classes)]
+    return y.mean(0), y.std(0).clamp(min=1e-6)
+
+
+def _problem(examples: Examples, classes: Sequence[int], rows: Tensor, units: tuple[Tensor, Tensor]) -> Problem:
+    y = (examples.logits[rows][:, list(classes)] - units[0]) / units[1]
+    weights = weights_of(examples.positives(classes)[:, rows])
+    return Problem(examples.Z, y.T.contiguous(), weights, rows.nonzero().flatten())
+
+
+def _summary(run: Run, examples: Examples) -> Trained:
+    rows = examples.report_rows.nonzero().flatten()
+    heads, n, dead, apart, apart_live = run.heads, len(run.classes), [], [], []
+    sentence = f"{run.diverged} of {n} heads gave an infinite loss; the best state before that is kept."
+    with torch.no_grad():
+        for some in torch.split(torch.arange(n), 64):
+            mine = heads.select(some)
+            batches = torch.split(rows, examples_at_once(examples.Z))
+            parts = [mine.embed(mine.rows(examples.Z[i].float())) for i in batches]
+            E = torch.cat(parts, 1)
+            dead.append((E == 0).all(1))
+            apart.append(pull_away(E))
+            apart_live.append(live_pull_away(E, ~dead[-1]))
+    if run.diverged:
+        log.warning("xnn: %s", sentence)
+    return Trained(
+        heads, run.epochs, torch.cat(dead), run.reseeded, torch.cat(apart), torch.cat(apart_live),
+        sentence if run.diverged else "",
+    )  # fmt: skip

@@ -1,23 +1,25 @@
 """Explanation heads: encoder to a few x-features, decoder, linear predictor of one logit; many classes at once.
 
 A fully connected head reads a vector  Z (examples, dims)  through  D - h1 - h2 - n  and ReLU. A convolutional head
-reads maps  Z (examples, channels, height, width)  through 1x1 convolutions; its x-features are max-pooled to a small
-grid and the predictor weighs every cell. Weights of all classes are stacked in front: ``(classes, out, in)``.
+reads maps  Z (examples, channels, height, width)  through 1x1 convolutions; its x-features are pooled to a small grid
+and the predictor weighs every cell. [XNN] pools by the maximum; the mean is our default, since a network that averages
+over positions cannot be followed by maxima (tests/benchmarks/bench_xnn_photos.py). Weights of all classes are stacked
+in front: ``(classes, out, in)``.
 
     ybar = c + sum_i v_i E_i          contribution of x-feature i:  v_i E_i, summed over the cells of a map
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from auditor.kernels.networks.reconstruction_errors import reconstruction_errors
 
 
 class XHeads(nn.Module):
@@ -38,11 +40,12 @@ class XHeads(nn.Module):
         *,
         activation: str = "relu",
         cells: int = 1,
+        pooling: str = "max",
         signed_output: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.activation, self.cells, self.signed_output = activation, cells, signed_output
+        self.activation, self.cells, self.pooling, self.signed_output = activation, cells, pooling, signed_output
         widths = [dims, *hidden, n_features]
         self.encoder_w, self.encoder_b = _stack(n_classes, widths, generator)
         self.decoder_w, self.decoder_b = _stack(n_classes, widths[::-1], generator)
@@ -53,14 +56,6 @@ class XHeads(nn.Module):
         self.c = nn.Parameter(torch.zeros(n_classes))
         self.register_buffer("scale", torch.ones(dims))  # root mean square of every dimension of Z
         self.scale: Tensor
-
-    @cached_property
-    def digest(self) -> str:
-        """Return what distinguishes these heads: a hash of the encoder; ask for it once they are trained."""
-        digest = hashlib.sha256(repr((self.activation, self.cells)).encode())
-        for tensor in (self.scale, *self.encoder_w, *self.encoder_b):
-            digest.update(tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
 
     @property
     def n_features(self) -> int:
@@ -77,23 +72,66 @@ class XHeads(nn.Module):
         """Return the embedding of raw activations, (classes, examples, features, cells)."""
         return self.pool(self.embed(self.rows(Z)), Z)
 
+    def encode_each(self, Z: Tensor, classes: Sequence[int]) -> Tensor:
+        """Return the embedding of each example by the head of its own class, (examples, features, cells)."""
+        E = Z.new_empty(len(Z), self.n_features, self.cells)
+        for k in dict.fromkeys(classes):
+            mine = [i for i, c in enumerate(classes) if c == k]
+            x = self.rows(Z[mine])
+            for w, b in zip(self.encoder_w, self.encoder_b, strict=True):
+                x = self._act(F.linear(x, w[k], b[k, 0]))
+            E[mine] = self.pool(x.unsqueeze(0), Z[mine])[0]
+        return E
+
     def embed(self, rows: Tensor) -> Tensor:
         """Return the x-features of scaled rows, (classes, rows, features)."""
-        return self._mlp(rows.unsqueeze(0), self.encoder_w, self.encoder_b, self._act)
+        w, b = self.encoder_w[0], self.encoder_b[0]
+        first = F.linear(rows, w.flatten(0, 1))  # all classes read the same rows: one product for all of them
+        x = self._act(first.view(len(rows), len(w), -1).transpose(0, 1) + b)
+        for w, b in zip(list(self.encoder_w)[1:], list(self.encoder_b)[1:], strict=True):
+            x = self._act(torch.baddbmm(b, x, w.transpose(1, 2)))
+        return x
 
     def pool(self, E: Tensor, Z: Tensor) -> Tensor:
         """Pool x-features of positions to the cells the predictor weighs."""
         if Z.dim() == 2:
             return E.unsqueeze(-1)
         k, n = E.shape[0], E.shape[2]
-        maps = E.view(k, len(Z), -1, n).permute(0, 1, 3, 2).reshape(k * len(Z), n, *Z.shape[2:])
-        side = math.isqrt(self.cells)
-        return F.adaptive_max_pool2d(maps, side).reshape(k, len(Z), n, self.cells)
+        if self.cells == 1 and self.pooling == "mean":
+            return E.reshape(k, len(Z), -1, n).mean(2).unsqueeze(-1)
+        maps = E.reshape(k, len(Z), -1, n).permute(0, 1, 3, 2).reshape(k * len(Z), n, *Z.shape[2:])
+        pool = F.adaptive_avg_pool2d if self.pooling == "mean" else F.adaptive_max_pool2d
+        return pool(maps, math.isqrt(self.cells)).reshape(k, len(Z), n, self.cells)
 
     def decode(self, E: Tensor) -> Tensor:
         """Return the reconstruction of scaled rows, (classes, rows, dims)."""
-        last = (lambda x: x) if self.signed_output else F.relu
-        return self._mlp(E, self.decoder_w, self.decoder_b, last)
+        P = torch.baddbmm(self.decoder_b[-1], self._decode_hidden(E), self.decoder_w[-1].transpose(1, 2))
+        return P if self.signed_output else F.relu(P)
+
+    def dimension_errors(self, E: Tensor, rows: Tensor) -> Tensor:
+        """Return the mean squared error of every dimension when ``E`` reconstructs scaled rows, (classes, dims)."""
+        w, b = self.decoder_w[-1].transpose(1, 2), self.decoder_b[-1]
+        return reconstruction_errors(self._decode_hidden(E), w, b, rows, nonnegative=not self.signed_output)
+
+    def select(self, classes: Sequence[int] | Tensor) -> XHeads:
+        """Return copies of the heads of some classes, by number in the stack."""
+        rows = torch.as_tensor(classes)
+        with torch.device("meta"):  # weights are set below
+            some = XHeads(
+                len(rows), self.encoder_w[0].shape[2], [w.shape[1] for w in list(self.encoder_w)[:-1]],
+                self.n_features, activation=self.activation, cells=self.cells, pooling=self.pooling,
+                signed_output=self.signed_output,
+            )  # fmt: skip
+        copies = {k: v.detach()[rows] for k, v in self.named_parameters()}
+        some.load_state_dict(copies | {"scale": self.scale.clone()}, assign=True)
+        return some
+
+    def replace(self, classes: Sequence[int] | Tensor, heads: XHeads) -> None:
+        """Take the heads of some classes from another stack, in its order."""
+        with torch.no_grad():
+            for mine, other in zip(self.parameters(), heads.parameters(), strict=True):
+                mine[torch.as_tensor(classes)] = other
+            self.scale.copy_(heads.scale)
 
     def contributions(self, E: Tensor) -> Tensor:
         """Return  v_i E_i  (classes, examples, features) of pooled embeddings."""
@@ -129,18 +167,17 @@ class XHeads(nn.Module):
             linear.bias.data = b[k, 0].detach().clone()  # type: ignore[union-attr]
             layers += [linear, _ACTIVATIONS[self.activation]()]
         if spatial:
-            layers.append(nn.AdaptiveMaxPool2d(math.isqrt(self.cells)))
+            pool = nn.AdaptiveAvgPool2d if self.pooling == "mean" else nn.AdaptiveMaxPool2d
+            layers.append(pool(math.isqrt(self.cells)))
         return nn.Sequential(*layers).eval()
 
     def _act(self, x: Tensor) -> Tensor:
         return torch.tanh(x) if self.activation == "tanh" else x if self.activation == "identity" else F.relu(x)
 
-    def _mlp(self, x: Tensor, ws: nn.ParameterList, bs: nn.ParameterList, last: object) -> Tensor:
-        for i, (w, b) in enumerate(zip(ws, bs, strict=True)):
-            x = x.expand(len(w), *x.shape[1:]) if len(x) == 1 and len(w) > 1 else x
-            x = torch.baddbmm(b, x, w.transpose(1, 2))
-            x = self._act(x) if i < len(ws) - 1 else last(x)  # type: ignore[operator]
-        return x
+    def _decode_hidden(self, E: Tensor) -> Tensor:
+        for w, b in zip(list(self.decoder_w)[:-1], list(self.decoder_b)[:-1], strict=True):
+            E = self._act(torch.baddbmm(b, E, w.transpose(1, 2)))
+        return E
 
 
 class ChannelsFirst(nn.Module):
@@ -155,34 +192,6 @@ class ChannelsFirst(nn.Module):
         if self.layout == "tokens":
             return z.transpose(1, 2).unsqueeze(-1)
         return z.permute(0, 3, 1, 2) if self.layout == "map-last" else z
-
-
-class XFeatures(nn.Module):
-    """A layer's activations (native shape) to the x-features of all classes, (batch, classes, features, cells)."""
-
-    def __init__(self, heads: XHeads, layout: str) -> None:
-        super().__init__()
-        self.heads, self.channels_first = heads, ChannelsFirst(layout)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the x-features, the batch first."""
-        Z = self.channels_first(z)
-        E = self._encode_by_slices(Z) if torch.compiler.is_exporting() else self.heads.encode(Z)
-        return E.transpose(0, 1)
-
-    def _encode_by_slices(self, Z: Tensor) -> Tensor:
-        """Return ``heads.encode(Z)`` with the pooling written out, for which ONNX has no operator."""
-        E = self.heads.embed(self.heads.rows(Z))  # (classes, rows, features)
-        if Z.dim() == 2:
-            return E.unsqueeze(-1)
-        k, n, (h, w), side = E.shape[0], E.shape[2], Z.shape[2:], math.isqrt(self.heads.cells)
-        maps = E.view(k, -1, h, w, n)
-        cells = []
-        for i, j in itertools.product(range(side), repeat=2):
-            rows = slice(i * h // side, -(-(i + 1) * h // side))
-            columns = slice(j * w // side, -(-(j + 1) * w // side))
-            cells.append(maps[:, :, rows, columns].amax((2, 3)))
-        return torch.stack(cells, dim=-1)  # (classes, examples, features, cells)
 
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "identity": nn.Identity}

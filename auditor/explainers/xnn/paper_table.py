@@ -18,8 +18,11 @@ from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
 from auditor.data.source import Data
 from auditor.errors import DataError, OptionError
 from auditor.explainers.fitted_images import FittedImages
-from auditor.explainers.xnn.explainer import XnnConfig, head_layer, make_heads, read_examples, srae_config
-from auditor.explainers.xnn.head_training import Examples, check_classes, fit_heads
+from auditor.explainers.xnn.examples import Examples
+from auditor.explainers.xnn.explainer import XnnConfig, read_examples, srae_config
+from auditor.explainers.xnn.head_design import make_heads
+from auditor.explainers.xnn.head_layer import head_layer
+from auditor.explainers.xnn.head_training import check_classes, fit_heads
 from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.orthogonality import orthogonality
@@ -138,9 +141,15 @@ def _row(
                 heat.append((k, maps, ~maps.empty & (s.Z[:, chosen] > 0)))
     else:
         cfg = config.model_copy(update={"variant": method})
-        heads = make_heads(examples, len(classes), layout, cfg)
+        heads, slope = make_heads(subject, examples, classes, layer, cfg)
         trained = fit_heads(
-            heads, examples, classes, srae_config(cfg), max_epochs=cfg.max_epochs, patience=cfg.patience
+            heads,
+            examples,
+            classes,
+            srae_config(cfg, examples),
+            max_epochs=cfg.max_epochs,
+            patience=cfg.patience,
+            slope=slope,
         )
         with torch.no_grad():
             predicted = list(torch.cat([heads.predict(heads.encode(Z)) for Z in torch.split(unseen.Z, 1024)], 1))

@@ -87,7 +87,7 @@ def test_further_outputs_of_a_shared_pass_are_what_the_kind_computes_itself(name
         logits, layer_outputs = digits.run(images, reads.layers)
         values = {None: digits.normalise(images), **layer_outputs}
         further = {output.key: output.module(digits)(values[output.layer]) for output in reads.outputs}
-    assert bool(further) == (name in ("xnn", "tuned tree", "deepfacto"))
+    assert bool(further) == (name in ("tuned tree", "deepfacto"))
     alone = explainer.explain_from(digits, images, logits, layer_outputs, [None] * len(images))
     shared = explainer.explain_from(digits, images, logits, {**layer_outputs, **further}, [None] * len(images))
     for a, b in zip(alone, shared, strict=True):

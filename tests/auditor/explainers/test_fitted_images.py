@@ -190,7 +190,11 @@ def test_only_the_images_that_are_recorded_as_used_move_an_explainer(kind, small
     assert differs(learned_state(first), learned_state(fitted("used", used)))
 
 
-ONE_EPOCH = {"nmf": {}, "xnn": {"max_epochs": 1}, "tree": {"epochs": 1}}  # so that there is nothing to choose
+ONE_EPOCH = {
+    "nmf": {},
+    "xnn": {"max_epochs": 1, "lr": 1e-30},
+    "tree": {"epochs": 1},
+}  # so that there is nothing to choose
 
 
 @pytest.mark.parametrize("kind", ["nmf", "xnn", "tree"])

@@ -9,8 +9,9 @@ from auditor import fit
 from auditor.data.source import open_data
 from auditor.errors import DataError, NumericsError, OptionError
 from auditor.explainers.fitted_images import FittedImages
-from auditor.explainers.xnn.head_objective import Problem, SraeConfig, start_state, train, weights_of
-from auditor.explainers.xnn.head_training import Examples, check_classes, fit_heads
+from auditor.explainers.xnn.examples import Examples
+from auditor.explainers.xnn.head_objective import Problem, SraeConfig, objective, start_state, train, weights_of
+from auditor.explainers.xnn.head_training import block_size, check_classes, fit_heads
 from auditor.explainers.xnn.heads import XHeads
 
 
@@ -60,9 +61,9 @@ def test_dead_x_features_are_sown_again_and_reported():
     heads = XHeads(1, 4, (), 3, generator=g)
     with torch.no_grad():
         heads.encoder_w[0][0, 1], heads.encoder_b[0][0, 0, 1] = -1.0, -1.0
-    problem = Problem(Z, Z.sum(1)[None], torch.ones(1, 100))
+    problem = Problem.of(Z, Z.sum(1)[None], torch.ones(1, 100))
     state = start_state(heads, problem, SraeConfig())
-    for _, _s in zip(range(4), train(problem, state, SraeConfig()), strict=False):
+    for _, _s in zip(range(4), train(state, SraeConfig()), strict=False):
         pass
     assert int(state.reseeded[0, 1]) >= 1
     assert bool((heads.encode(Z)[0, :, 1] > 0).any())
@@ -79,17 +80,16 @@ def test_nan_losses_stop_with_the_last_good_state_kept(monkeypatch):
         calls["n"] += 1
         if calls["n"] == 4:
             with torch.no_grad():
-                heads.v.fill_(math.nan)
+                self.param_groups[-1]["params"][0].fill_(math.nan)
             return None
         return real(self, *args, **kwargs)
 
     monkeypatch.setattr(torch.optim.Adam, "step", poisoned)
-    trained = fit_heads(heads, examples_of(Z, y), [0], SraeConfig(), max_epochs=10, patience=5)
-    assert "loss of nan" in trained.diverged
+    trained = fit_heads(heads, examples_of(Z, y), [0], SraeConfig(), max_epochs=10, patience=9)
+    assert "1 of 1 heads gave an infinite loss; the best state before that is kept" in trained.diverged
     assert torch.isfinite(heads.v).all()
-    calls["n"] = 3
-    assert "The best state before that is kept" in trained.diverged
-    with pytest.raises(NumericsError, match=r"Lower lr .* nothing is kept"):
+    assert int(trained.epochs[0]) < 10
+    with pytest.raises(NumericsError, match=r"no finite loss in epoch \d\. Lower lr .* nothing is kept"):
         fit_heads(XHeads(1, 4, (), 2), examples_of(Z * math.nan, y), [0], SraeConfig(), max_epochs=10, patience=5)
 
 
@@ -114,17 +114,12 @@ def random_heads(n_classes, seed=0):
     return XHeads(n_classes, 4, (), 3, generator=torch.Generator().manual_seed(seed))
 
 
-def trial_losses(heads, examples, classes):
-    """Weighted squared error of each class on the trial images, in units of its logit's spread."""
-    trial = examples.trial
-    with torch.no_grad():
-        predicted = heads.predict(heads.encode(trial.Z))
-    losses = []
-    for i, k in enumerate(classes):
-        y = trial.logits[:, k]
-        error = ((predicted[i] - y) / y.std()).square()
-        losses.append(float((weights_of(trial.labels[None] == k)[0] * error).mean()))
-    return losses
+def trial_losses(heads, examples, classes, config):
+    """The objective of each class on the trial images, its logit in units of its spread on the learned ones."""
+    y, trial, learned = examples.logits[:, classes], examples.trial, examples.learned.logits[:, classes]
+    standard = (y[examples.trial_rows] - learned.mean(0)) / learned.std(0)
+    weights = weights_of(trial.positives(classes))
+    return objective(heads, Problem.of(trial.Z, standard.T, weights), config)
 
 
 def test_an_image_without_a_label_belongs_to_what_the_model_says():
@@ -164,30 +159,90 @@ def test_a_class_needs_both_sides_and_the_set_as_many_images_as_features():
         check_classes(examples, [0], n_learn + 1, "abc")
 
 
-def test_each_class_keeps_its_best_epoch():
-    examples, classes = random_examples(), [0, 2]
-    heads, history = random_heads(2), []
-    config = SraeConfig(lr=0.3, batch=16)  # steps so long that the last epoch is not the best
-    trained = fit_heads(
-        heads,
-        examples,
-        classes,
-        config,
-        max_epochs=25,
-        patience=100,
-        progress=lambda stage, done, total: history.append(trial_losses(heads, examples, classes)),
+def test_each_class_keeps_its_best_epoch(monkeypatch):
+    from auditor.explainers.xnn import head_training
+
+    history = []
+
+    def noted(heads, problem, config):
+        history.append(objective(heads, problem, config))
+        return history[-1]
+
+    monkeypatch.setattr(head_training, "objective", noted)
+    examples, classes, config = random_examples(), [0, 2], SraeConfig(lr=0.3, batch=16, variant="nn")
+    heads = random_heads(2)
+    trained = fit_heads(heads, examples, classes, config, max_epochs=25, patience=100)  # steps far too long
+    assert trained.epochs.tolist() == [25, 25]
+    assert len(history) == 26  # the start counts
+    best = torch.stack(history).min(0).values
+    learned = examples.learned.logits[:, classes]
+    with torch.no_grad():  # heads speak of logits, the objective of standardised ones
+        heads.c.sub_(learned.mean(0)).div_(learned.std(0))
+        heads.v.div_(learned.std(0).view(2, 1, 1))
+    torch.testing.assert_close(trial_losses(heads, examples, classes, config), best, rtol=1e-3, atol=1e-5)
+    assert bool((history[-1] > 1.05 * best).any())
+
+
+def test_blocks_of_classes_are_all_classes_together():
+    examples, classes = random_examples(), [2, 0, 1]
+    fits = []
+    for block in (3, 2, 1):
+        heads = random_heads(3)
+        trained = fit_heads(heads, examples, classes, SraeConfig(batch=32), max_epochs=6, patience=3, block=block)
+        fits.append((heads, trained))
+    for heads, trained in fits[1:]:
+        assert trained.epochs.tolist() == fits[0][1].epochs.tolist()
+        for a, b in zip(heads.parameters(), fits[0][0].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)  # float32, sums in another order
+
+
+def test_a_class_that_gains_no_more_leaves_and_the_others_go_on():
+    examples = random_examples()
+    logits = torch.cat([examples.logits, torch.zeros(120, 1)], 1)  # the last logit is constant: nothing to gain
+    logits[:, 3] += 1e-3 * torch.randn(120, generator=torch.Generator().manual_seed(1))
+    examples = Examples(examples.Z, logits, examples.labels, examples.parts)
+    config = SraeConfig(variant="nn", batch=16)
+    trained = fit_heads(random_heads(2), examples, [0, 3], config, max_epochs=40, patience=3)
+    assert int(trained.epochs[1]) < int(trained.epochs[0])
+
+
+def test_blocks_are_as_large_as_memory_allows(monkeypatch):
+    heads = random_heads(2)
+    per_class = sum(p[0].numel() for p in heads.parameters())
+    for room, size in ((5 * per_class, 1), (10 * per_class, 2), (1, 1), (53 * per_class, 10)):
+        monkeypatch.setattr("auditor.explainers.xnn.head_training.BLOCK_NUMBERS", room)
+        assert block_size(heads) == size
+
+
+def test_an_interrupted_training_goes_on_in_its_block(tmp_path):
+    examples, classes, config = random_examples(), [0, 1, 2], SraeConfig(batch=16)
+    options = {"max_epochs": 5, "patience": 9, "block": 2, "stamp": "s"}
+    whole = random_heads(3)
+    fit_heads(whole, examples, classes, config, **options)
+    file, calls = tmp_path / "half.safetensors", []
+
+    def interrupt(stage, done, total):
+        calls.append((done, total))
+        if done == 2 * 5 + 3 * 1:  # the first block is done, the second in its third epoch
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit_heads(random_heads(3), examples, classes, config, checkpoint=file, progress=interrupt, **options)
+    assert calls[-1] == (13, 15)
+    again, calls = random_heads(3, seed=9), []  # nothing of the start is needed any more
+    fit_heads(
+        again, examples, classes, config, checkpoint=file, progress=lambda s, d, t: calls.append((d, t)), **options
     )
-    assert trained.epochs == len(history) == 25
-    best = [min(losses) for losses in zip(*history, strict=True)]
-    assert trial_losses(heads, examples, classes) == pytest.approx(best, rel=1e-3)  # float32, scaled once more
-    assert any(last > 1.05 * least for last, least in zip(history[-1], best, strict=True))
+    assert calls == [(14, 15), (15, 15)]
+    for a, b in zip(again.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("patience", [1, 4])
 def test_training_ends_when_no_class_gains(patience):
-    config = SraeConfig(lr=1e-9)  # nothing is ever gained after the first epoch
+    config = SraeConfig(lr=1e-9)  # nothing is ever gained
     trained = fit_heads(random_heads(1), random_examples(), [0], config, max_epochs=50, patience=patience)
-    assert trained.epochs == 1 + patience
+    assert trained.epochs.tolist() == [patience]
     assert trained.diverged == ""
 
 
