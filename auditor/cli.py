@@ -37,4 +37,6 @@ def main() -> None:
     """Run the command line."""
     # Threads that spin while waiting make everything crawl when cores are shared; set before torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # MLflow prints the address of every run to standard output, where --json has its document.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     auditor(prog_name="auditor")
