@@ -12,6 +12,7 @@ from auditor.commands import (  # noqa: F401, each registers its command
     demo,
     describe,
     detach,
+    doctor,
     explain,
     export,
     fit,

@@ -44,6 +44,20 @@ def _multiply_kernel(F, B, G, out, eps, rank, columns, BLOCK: tl.constexpr):  # 
         tl.store(out + k * columns + lane, old * num / (den + eps), mask=inside)
 
 
+def compiled(architecture: int) -> dict[str, Any]:
+    """Return what the compiler makes of the coordinate pass for a CUDA architecture (80, 90), which need not be there.
+
+    The stages by name: ``ptx`` is text, ``cubin`` the bytes that the driver would load.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = dict.fromkeys(("F", "B", "G"), "*fp32") | {"floor": "fp32"}
+    types |= dict.fromkeys(("rank", "columns", "n_sweeps"), "i32") | {"BLOCK": "constexpr"}
+    source = ASTSource(fn=_sweep_kernel, signature=types, constexprs={(7,): COLUMNS})
+    return dict(triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm)
+
+
 def _grid(columns: int) -> tuple[int]:
     return (triton.cdiv(columns, COLUMNS),)
 

@@ -7,8 +7,6 @@ order in which programs finish leaves no trace. ``TRITON_INTERPRET=1`` runs it w
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,19 +14,8 @@ from torch import Tensor
 
 
 @triton.jit
-def _histogram(
-    codes: Any,
-    rows: Any,
-    targets: Any,
-    out: Any,
-    n_rows: Any,
-    n_features: Any,
-    n_lanes: Any,
-    rows_each: Any,
-    CODES: tl.constexpr,
-    LANES: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+def _histogram(codes, rows, targets, out, n_rows, n_features, n_lanes, rows_each,
+               CODES: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
     feature, group, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     code = tl.arange(0, CODES)
     lane = group * LANES + tl.arange(0, LANES)
