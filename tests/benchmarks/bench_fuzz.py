@@ -24,13 +24,13 @@ import contextlib
 import json
 import os
 import random
+import select
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -391,42 +391,55 @@ def by_schema(url: str, n: int, judge: Judge, seed: int) -> None:
                 continue  # nothing invalid can be made for an operation without parameters
 
 
-class Heartbeat(threading.Thread):
-    """Asks for /livez all the time; beside it a bare echo process, which is as slow as the machine is."""
+class Heartbeat:
+    """Asks for /livez all the time, from a process of its own: what this one does must not count."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self.port, self.is_over = port, False
-        self.worst_ms = self.worst_echo_ms = 0.0
-        self.n = self.n_late = 0
-        echo = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+        self.port, self.counts = port, {"n": 0, "late": 0, "worst_ms": 0.0, "worst_echo_ms": 0.0}
+
+    def start(self) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.echo = subprocess.Popen([sys.executable, "-c", echo], **pipes)  # type: ignore[call-overload]
+        command = [sys.executable, __file__, "--heartbeat", str(self.port)]
+        self.process = subprocess.Popen(command, **pipes)  # type: ignore[call-overload]
 
-    def run(self) -> None:
-        before = self._echo_ms()
-        while not self.is_over:
-            took = self._livez_ms()
-            after = self._echo_ms()
-            self.n += 1
-            self.worst_ms, self.worst_echo_ms = max(self.worst_ms, took), max(self.worst_echo_ms, after)
-            self.n_late += took - max(before, after) > STALL_MS
-            before = after
-            time.sleep(0.02)
-        self.echo.kill()
+    def stop(self) -> None:
+        output, _ = self.process.communicate()
+        self.counts = json.loads(output)
 
-    def _livez_ms(self) -> float:
-        started = time.perf_counter()
-        with ls.OPENER.open(f"http://127.0.0.1:{self.port}/livez", timeout=LIMIT_S) as answer:
+
+def heartbeat(port: int) -> None:
+    """Ask until standard input ends; beside each question stands a bare echo, which is as slow as the machine is."""
+    echo = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    other = subprocess.Popen([sys.executable, "-c", echo], **pipes)  # type: ignore[call-overload]
+    counts = {"n": 0, "late": 0, "worst_ms": 0.0, "worst_echo_ms": 0.0}
+
+    def livez() -> None:
+        with ls.OPENER.open(f"http://127.0.0.1:{port}/livez", timeout=LIMIT_S) as answer:
             answer.read()
-        return (time.perf_counter() - started) * 1000
 
-    def _echo_ms(self) -> float:
-        started = time.perf_counter()
-        self.echo.stdin.write(b"x\n")
-        self.echo.stdin.flush()
-        self.echo.stdout.readline()
-        return (time.perf_counter() - started) * 1000
+    def echoed() -> None:
+        other.stdin.write(b"x\n")
+        other.stdin.flush()
+        other.stdout.readline()
+
+    echoed()
+    before = _took_ms(echoed)
+    while not select.select([sys.stdin], [], [], 0.02)[0]:
+        took, after = _took_ms(livez), _took_ms(echoed)
+        counts["n"] += 1
+        counts["late"] += took - max(before, after) > STALL_MS
+        counts["worst_ms"] = max(counts["worst_ms"], took)
+        counts["worst_echo_ms"] = max(counts["worst_echo_ms"], after)
+        before = after
+    other.kill()
+    print(json.dumps(counts))
+
+
+def _took_ms(function: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    function()
+    return (time.perf_counter() - started) * 1000
 
 
 def memory_mb(live: ls.Live) -> float:
@@ -453,7 +466,11 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--url", help="a server on 127.0.0.1 that runs already")
     parser.add_argument("--dir", type=Path, help="keep the registered model here for the next run")
+    parser.add_argument("--heartbeat", type=int, metavar="PORT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.heartbeat:
+        heartbeat(args.heartbeat)
+        return 0
     os.environ.update(ls.QUIET)
     judge = Judge()
     folder = args.dir or Path(tempfile.mkdtemp(prefix="bench-fuzz-"))
@@ -483,7 +500,8 @@ def main() -> int:
             log = live.log.read_text(errors="replace")
             if "Traceback" in log:
                 judge.fail(f"a stack trace in the log: {log[log.index('Traceback') :][:1500]}")
-    print(f"/livez: {beats.n} times, worst {beats.worst_ms:.0f} ms (a bare echo: {beats.worst_echo_ms:.0f} ms)")
+    counts = beats.counts
+    print(f"/livez: {counts['n']} times, worst {counts['worst_ms']:.0f} ms (an echo: {counts['worst_echo_ms']:.0f} ms)")
     print(f"{judge.n} cases, statuses {dict(sorted(judge.statuses.items()))}")
     print(f"codes {dict(judge.codes.most_common())}")
     print(f"{len(judge.failures)} failures" if judge.failures else "no failure")
@@ -526,10 +544,9 @@ def fuzz(
     while judge.n < n:  # schemathesis stops early where little can be made
         asyncio.run(send_all(port, image_cases(port, rng), n - judge.n, judge, args.concurrency, again))
     again()
-    beats.is_over = True
-    beats.join()
-    if beats.n_late:
-        judge.fail(f"/livez was more than {STALL_MS} ms later than an echo {beats.n_late} times of {beats.n}")
+    beats.stop()
+    if late := beats.counts["late"]:
+        judge.fail(f"/livez was more than {STALL_MS} ms later than an echo {late} times of {beats.counts['n']}")
     if live:
         grown_mb = memory_mb(live) - weight_mb
         print(f"memory: {weight_mb:.0f} MB, then {grown_mb:+.0f} MB", flush=True)

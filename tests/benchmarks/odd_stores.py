@@ -145,8 +145,8 @@ def an_audit(accuracy: float = 0.97) -> Any:
         "model/accuracy": Measure(accuracy, accuracy - 0.01, accuracy + 0.01, 100, 0.1, "up"),
         "explainer/nmf/f_cls": Measure(0.9, 0.85, 0.95, 100, 0.1, "up"),
     }
-    model = {"name": "digits", "version": "1", "digest": "m" * 64, "input_shape": [1, 8, 8], "class_names": ["a", "b"]}
-    data = {"spec": "sklearn:digits", "digest": "d" * 64, "n": 100, "n_explained": 20, "labels": ["a", "b"]}
+    model = {"name": "digits", "version": "1", "digest": "m" * 64, "input_shape": [1, 8, 8], "classes": ["a", "b"]}
+    data = {"spec": "sklearn:digits", "digest": "d" * 64, "n": 100, "n_explained": 20}
     return Audit(model=model, data=data, seed=0, metrics=metrics)
 
 
