@@ -36,7 +36,7 @@ sbom: setup
 	$(BIN)/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
 
 pip-audit: setup
-	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip
+	$(BIN)/pip-audit --requirement requirements.lock --require-hashes --disable-pip --strict
 
 demo: setup
 	$(BIN)/auditor demo --dir demo

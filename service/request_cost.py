@@ -61,7 +61,7 @@ def stability_passes(options: AnswerOptions) -> int:
 
 def seconds(job: Job, pace: Pace, settings: Settings) -> float:
     """Return the estimated seconds of one image."""
-    options, explainers = job.question.options, job.version.explainers if job.version is not None else {}
+    options, explainers = job.question.options, job.version.explainers
     n_searches = sum(explainers[name].searches for name in job.question.names)
     search_s = min(options.timeout_s or SEARCH_S, settings.max_search_timeout_s)
     return pace.explain_s + stability_passes(options) * pace.pass_s + n_searches * search_s

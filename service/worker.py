@@ -141,7 +141,7 @@ class Worker:
             if self.served is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
                 return None
             fresh = load_version(self.settings, version)
-            self.pace = warm_up(fresh, self.settings) or Pace()
+            self.pace = warm_up(fresh, self.settings)
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
             self._log_problem("MLflow cannot be reached", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -116,4 +117,5 @@ def auditor(verbose: bool) -> None:
     """
     from auditor.commands.terminal import set_up_logging
 
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # results alone go to standard output
     set_up_logging(verbose)

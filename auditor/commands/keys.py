@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 
 import click
 
@@ -30,13 +31,12 @@ def hash_key(new: bool, as_json: bool) -> None:
     from auditor.errors import OptionError
     from auditor.service.keys import hashed
 
-    stream = click.get_text_stream("stdin")
     if new:
         key = secrets.token_urlsafe(32)
-    elif stream.isatty():
+    elif sys.stdin.isatty():
         key = click.prompt("key", hide_input=True, err=True).strip()
     else:
-        key = stream.read(4096).strip()
+        key = sys.stdin.read(4096).strip()
     if len(key) < SHORTEST or len(key.split()) != 1:
         raise OptionError(f"want one key of at least {SHORTEST} characters; auditor keys hash --new makes one.")
     if as_json:

@@ -13,6 +13,7 @@ from auditor.plugins import attach, load_subject, log_subject, verify
 from auditor.service import worker as worker_module
 from auditor.service.batch_answer import Job
 from auditor.service.problems import Problem
+from auditor.service.request_cost import Pace
 from auditor.service.served_version import load_version
 from auditor.service.settings import Settings
 from auditor.service.types import Options
@@ -24,7 +25,7 @@ QUICK = Options(heatmaps="none", stability="off")
 @pytest.fixture
 def quick(monkeypatch):
     """Warming up is tested elsewhere."""
-    monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: None)
+    monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: Pace())
 
 
 def versions(trained, concepts, name: str, n: int) -> None:
