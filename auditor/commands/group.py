@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -117,5 +116,4 @@ def auditor(verbose: bool) -> None:
     """
     from auditor.commands.terminal import set_up_logging
 
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # results alone go to standard output
     set_up_logging(verbose)

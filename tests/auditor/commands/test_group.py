@@ -68,13 +68,3 @@ def test_an_example_keeps_its_lines():
     from click.testing import CliRunner
 
     assert "Example:\n    auditor a\n    auditor b" in CliRunner().invoke(command, ["--help"]).output
-
-
-def test_mlflow_prints_no_links_between_our_results(cli, monkeypatch):
-    """Old code let MLflow's "View run … at" onto standard output whenever the store was a server."""
-    from mlflow.environment_variables import MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT as QUIET
-
-    monkeypatch.delenv(QUIET.name, raising=False)
-    assert not QUIET.get()
-    cli("kinds")
-    assert QUIET.get()
