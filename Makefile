@@ -25,7 +25,7 @@ ifeq ($(LOCKED),1)
 	$(BIN)/python -m pip --quiet check
 else
 	$(PIP) --upgrade --constraint constraints.txt pip setuptools
-	$(PIP) --constraint constraints.txt --editable '.[serve,onnx,oidc,auth,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[serve,onnx,oidc,auth,sign,dev]'
 endif
 	touch $@
 

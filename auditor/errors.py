@@ -12,6 +12,7 @@ AuditError                      base: one sentence: where, what was wanted, what
 ├── NumericsError               NaN, infinite or negative values where the method has no meaning
 ├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
 │   └── TamperError             an artifact whose bytes or subject are not what was attached
+│       └── SignatureError      a signature that is missing, of nobody trusted, or of something else
 └── RegistryError               the MLflow server is out of reach, or refused what was asked
 """
 
@@ -64,6 +65,10 @@ class ArtifactError(AuditError):
 
 class TamperError(ArtifactError):
     """An artifact whose bytes or subject are not what was attached."""
+
+
+class SignatureError(TamperError):
+    """A signature that is missing, of nobody trusted, or of something else."""
 
 
 class RegistryError(AuditError):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from auditor.plugins.image_dataset import ImageDataset
     from auditor.plugins.registry.attachments import detach, list_attached, load
-    from auditor.plugins.registry.audits import latest_audit, run_audit, run_gate
+    from auditor.plugins.registry.audits import latest_audit, run_audit
+    from auditor.plugins.registry.gates import run_gate
     from auditor.plugins.registry.onnx_exports import attach
     from auditor.plugins.registry.subjects import describe, load_subject, log_subject
     from auditor.plugins.registry.verification import verify
@@ -27,7 +28,7 @@ _HOME = {
     "load_subject": "registry.subjects",
     "log_subject": "registry.subjects",
     "run_audit": "registry.audits",
-    "run_gate": "registry.audits",
+    "run_gate": "registry.gates",
     "verify": "registry.verification",
 }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError
-from auditor.plugins.registry.audits import run_audit, run_gate
+from auditor.plugins.registry.audits import run_audit
+from auditor.plugins.registry.gates import run_gate
 from auditor.plugins.registry.onnx_exports import attach
 from auditor.plugins.registry.subjects import load_subject, log_subject
 

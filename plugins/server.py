@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -20,8 +21,16 @@ from auditor.errors import AuditError
 from auditor.plugins.audits_site.audit_comparison import compare
 from auditor.plugins.audits_site.page_text import environment
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore, mlflow_link
-from auditor.plugins.audits_site.verified_files import AnswerCache, check_explainer, read_audit, read_report
+from auditor.plugins.audits_site.verified_files import (
+    AnswerCache,
+    check_explainer,
+    check_verdict,
+    read_audit,
+    read_report,
+)
 from auditor.plugins.audits_site.version_card import VersionCard, version_card
+from auditor.plugins.registry import history
+from auditor.signing.keys import TrustedKeys, read_trusted
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -47,6 +56,7 @@ LOGIN_SETTINGS = (
 )
 MODELS_PER_PAGE = 20
 VERSIONS_PER_PAGE = 25
+ENTRIES_SHOWN = 100
 
 Params = Mapping[str, str]
 
@@ -82,6 +92,7 @@ class Site:
     def __init__(self, flask_app: Any, prefix: str = "", cache: AnswerCache | None = None) -> None:
         self.app, self.prefix, self.base = flask_app, prefix, f"{prefix}/auditor"
         self.cache = cache if cache is not None else AnswerCache()
+        self.trusted = _trusted()
         self.templates = environment(PAGE)
         self.templates.globals.update(base=self.base, prefix=prefix)
 
@@ -105,19 +116,23 @@ class Site:
         text, token = query.get("q", "").strip()[:200], query.get("page", "")
         listing = store.models(text, token, MODELS_PER_PAGE)
         links = self._pages("", {"q": text}, token, listing.next_token)
-        return self._page("home.html", cards=[_model_row(m) for m in listing.entries], text=text, **links)
+        rows = [_model_row(m) for m in listing.entries]
+        for row in rows:
+            row["newest"] = row["newest"] and self._with_verdict(store, row["newest"])
+        return self._page("home.html", cards=rows, text=text, **links)
 
     def model(self, store: ServerStore, query: Params) -> Response:
         """Show the versions of one model, newest first."""
         name, token = _parameter(query, "name"), query.get("page", "")
         model = store.model(name)
         listing = store.versions(name, token, VERSIONS_PER_PAGE)
-        cards = [version_card(_with_aliases(entry, model)) for entry in listing.entries]
+        cards = [self._with_verdict(store, version_card(_with_aliases(entry, model))) for entry in listing.entries]
         return self._page(
             "model.html",
             name=name,
             description=str(model.get("description", "")),
             cards=cards,
+            timeline=self._timeline(model),
             mlflow_link=mlflow_link(self.prefix, name),
             **self._pages("/model", {"name": name}, token, listing.next_token),
         )
@@ -184,7 +199,20 @@ class Site:
 
     def _card(self, store: ServerStore, query: Params) -> VersionCard:
         name = _parameter(query, "name")
-        return version_card(store.version(name, _parameter(query, "version")))
+        return self._with_verdict(store, version_card(store.version(name, _parameter(query, "version"))))
+
+    def _with_verdict(self, store: ServerStore, card: VersionCard) -> VersionCard:
+        if card.gate is None:
+            return card
+        # per caller: what one may read, another may not
+        key = ("verdict", store.caller, card.name, card.version, str(card.created_ms), repr(card.gate))
+        checked: VersionCard = self.cache.get(key, lambda: check_verdict(store, card, self.trusted))
+        return replace(card, unverified=checked.unverified, signer=checked.signer)
+
+    def _timeline(self, model: Mapping[str, Any]) -> list[history.Entry]:
+        """Return the newest entries of a model's history, the newest first, each checked against the one before."""
+        tags = {str(t.get("key")): str(t.get("value", "")) for t in model.get("tags", [])}
+        return history.verify(history.from_tags(tags), trusted=self.trusted)[::-1][:ENTRIES_SHOWN]
 
     def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
         keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]
@@ -266,6 +294,12 @@ def _model_row(model: Mapping[str, Any]) -> dict[str, Any]:
 def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     aliases = [a["alias"] for a in model.get("aliases", []) if str(a["version"]) == str(entry["version"])]
     return {**entry, "aliases": aliases}
+
+
+def _trusted() -> TrustedKeys | None:
+    """Return the keys whose verdicts count, from AUDITOR_TRUSTED; None: verdicts are shown signed or not."""
+    folder = os.environ.get("AUDITOR_TRUSTED", "")
+    return read_trusted(folder) if folder else None
 
 
 def _wants_login() -> bool:

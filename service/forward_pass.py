@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from auditor.errors import ArtifactError, OptionError
+from auditor.errors import ArtifactError, OptionError, TamperError
 from auditor.explainers.base import Explainer
 from auditor.explainers.forward_pass import ForwardPass, TorchPass, layers_read
 from auditor.plugins.registry.location import ModelVersion
-from auditor.plugins.registry.onnx_exports import Exported, load_export
+from auditor.plugins.registry.onnx_exports import Exported, compare_with_torch, load_export
 from auditor.service.settings import Settings
 from auditor.subject.subject import Subject
 
@@ -65,7 +65,10 @@ def choose_pass(
         reason = f"the exported graph lacks layer {', '.join(lacks)}; {fitting}"
     else:
         try:
+            compare_with_torch(exported, subject, version.label, explainers)
             return OnnxPass(exported, explainers, subject.device, settings.threads)
+        except TamperError:
+            raise
         except (OptionError, ArtifactError) as error:
             reason = f"there is an exported graph, but {error}"
     if settings.engine == "onnx":

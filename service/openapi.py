@@ -18,7 +18,7 @@ REF = "#/components/schemas/"
 KIND = next(iter(BUILT_IN))
 ID = "3f2a9c0d41b7e65a8890cd12"
 
-MODEL = {"name": "digits", "version": "1", "digest": "9d0c…"}
+MODEL = {"name": "digits", "version": "1", "digest": "9d0c…", "attestation": None}
 PREDICTION = {
     "index": 7,
     "label": "7",

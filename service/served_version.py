@@ -15,16 +15,17 @@ from typing import Any
 
 from torch import Tensor
 
-from auditor.errors import AuditError, OptionError
+from auditor.errors import AuditError, OptionError, SignatureError
 from auditor.explainers.answer import ExplainedModel, Question
 from auditor.explainers.answer_options import AnswerOptions
 from auditor.explainers.base import Explainer
 from auditor.explainers.forward_pass import ForwardPass
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
-from auditor.plugins.registry.tags import what_is_served
+from auditor.plugins.registry.tags import GATE, what_is_served
 from auditor.service.answer_pictures import picture, tinted
 from auditor.service.forward_pass import choose_pass
 from auditor.service.settings import Settings
+from auditor.signing.keys import read_trusted
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -125,10 +126,16 @@ class ServedVersion:
         return {"explainer": name, "kind": e.kind, "concepts": concepts, "sections": listed, "section": section}
 
 
-def fingerprint(version: ModelVersion) -> str:
-    """Return what changes when the version, or anything attached to it, changes."""
-    attached = what_is_served(version.tags)
-    return hashlib.sha256(repr((version.name, version.version, version.root, attached)).encode()).hexdigest()
+def fingerprint(version: ModelVersion, settings: Settings | None = None) -> str:
+    """Return what changes when the version, or anything attached to it, changes.
+
+    Where a verdict is required, that is also the verdict, and whether each trusted key counts now.
+    """
+    parts: list[Any] = [version.name, version.version, version.root, what_is_served(version.tags)]
+    if settings is not None and settings.require_verdict is not None:
+        keys = [(key.keyid, key.problem()) for key in read_trusted(settings.require_verdict).keys]
+        parts += [version.tags.get(GATE), keys]
+    return hashlib.sha256(repr(tuple(parts)).encode()).hexdigest()
 
 
 def load_version(settings: Settings, version: ModelVersion | None = None) -> ServedVersion:
@@ -140,6 +147,7 @@ def load_version(settings: Settings, version: ModelVersion | None = None) -> Ser
     with mlflow_errors(f"verify {version.label}"):
         check_notes(version)
     subject = load_subject(version, allow_pickle=settings.allow_pickle or None)
+    attestation = _attestation(settings, version, subject)
     move_subject(subject, settings)
     explainers = {name: load(version, name, subject=subject) for name in (names(version) if version.name else [])}
     for explainer in explainers.values():
@@ -148,16 +156,29 @@ def load_version(settings: Settings, version: ModelVersion | None = None) -> Ser
         uri=settings.model,
         name=version.name,
         version=version.version,
-        fingerprint=fingerprint(version),
+        fingerprint=fingerprint(version, settings),
         explained=ExplainedModel.of(
             subject,
             explainers,
             forward=choose_pass(settings, version, subject, explainers),
             search_limit_s=settings.max_search_timeout_s,
+            attestation=attestation,
         ),
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         samples=_samples(settings, subject),
     )
+
+
+def _attestation(settings: Settings, version: ModelVersion, subject: Subject) -> dict[str, str] | None:
+    """Return who says that this version passed its gate; an error where it is required and nobody trusted does."""
+    if settings.require_verdict is None:
+        return None
+    from auditor.plugins.registry.attestations import passed_by
+
+    if not version.name:
+        raise SignatureError(f"{version.label}: --require-verdict is for versions of registered models.")
+    attestation = passed_by(version, subject, read_trusted(settings.require_verdict)).to_json()
+    return {k: attestation[k] for k in ("digest", "signer", "keyid", "time", "says")}
 
 
 def move_subject(subject: Subject, settings: Settings) -> None:

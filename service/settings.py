@@ -38,6 +38,9 @@ class Settings(BaseModel):
     workers: int = Field(default=1, ge=1, le=256, description="Processes, each with its own copy of the model.")
     threads: int = Field(default=1, ge=1, le=256, description="Threads per worker inside torch and ONNX Runtime.")
     allow_pickle: bool = Field(default=False, description="Load models stored as pickles.")
+    require_verdict: Path | None = Field(
+        default=None, description="Folder of trusted keys; only what one of them signed as passed is served."
+    )
 
     max_batch: int = Field(default=16, ge=1, le=1024, description="Images per forward pass.")
     max_wait_ms: float = Field(default=0.0, ge=0, le=1000, description="Wait this long for a batch to fill.")

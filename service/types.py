@@ -164,12 +164,25 @@ class StabilityAnswer(Message):
     layer: str
 
 
+class AttestationAnswer(Message):
+    """Who says that the version passed its gate (``--require-verdict``)."""
+
+    digest: str = Field(description="Sha256 of the verdict that was signed.")
+    signer: str = Field(description="Name of the trusted key.")
+    keyid: str
+    time: str
+    says: str = Field(description="PASSED: what the verification summary says.")
+
+
 class ModelAnswer(Message):
     """Which model answered."""
 
     name: str
     version: str
     digest: str
+    attestation: AttestationAnswer | None = Field(
+        default=None, description="Who says that it passed its gate; null: the server was not asked to require it."
+    )
 
 
 class ExplainAnswer(Message):
@@ -248,6 +261,7 @@ class ModelInfo(Message):
     name: str
     version: str
     digest: str
+    attestation: AttestationAnswer | None = None
     uri: str
     input_shape: tuple[int, int, int]
     resize: Literal["stretch", "crop"] = Field(default="stretch", description="How an image comes to that size.")

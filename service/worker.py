@@ -11,8 +11,9 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from auditor.errors import AuditError, RegistryError, TamperError
-from auditor.plugins.registry.location import resolve
+from auditor.errors import AuditError, RegistryError, SignatureError, TamperError
+from auditor.plugins.registry import history
+from auditor.plugins.registry.location import ModelVersion, resolve
 from auditor.service.batch_answer import AnswerJson, Job, answer_batch
 from auditor.service.batcher import JobQueue
 from auditor.service.decoder_pool import DecoderPool
@@ -129,10 +130,10 @@ class Worker:
 
     def _look(self) -> ServedVersion | None:
         """Return a newly loaded model when there is one to serve that verifies, warm; else None."""
-        mark = ""
+        mark, version = "", None
         try:
             version = resolve(self.settings.model)  # once: what is looked at is what is loaded
-            mark = fingerprint(version)
+            mark = fingerprint(version, self.settings)
             if self.served is not None and mark == self.served.fingerprint:
                 self._refused_mark = ""
                 return None
@@ -142,12 +143,15 @@ class Worker:
                 return None
             fresh = load_version(self.settings, version)
             self.pace = warm_up(fresh, self.settings)
+            if self.served is not None:
+                history.append(version, "reload", {}, f"served instead of {self.served.label}")
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
             self._log_problem("MLflow cannot be reached", error)
         except TamperError as error:
             VERIFICATION_FAILURES.inc()
             RELOADS.labels("refused").inc()
+            self._drop_if_unsigned(error, version)
             self._refused_mark = mark if self.served is not None else ""  # with nothing to serve it is tried again
             self._failures += 1
             self._log_problem("the model failed verification and is not served", error)
@@ -166,6 +170,13 @@ class Worker:
             self._failures, self._failed_mark = 0, ""
             return fresh
         return None
+
+    def _drop_if_unsigned(self, error: TamperError, version: ModelVersion | None) -> None:
+        """Stop serving a version whose verdict no longer counts: its key was revoked or has expired."""
+        same = self.served is not None and version is not None and self.served.label == version.label
+        if same and isinstance(error, SignatureError):
+            self.served = None
+            READY.set(0)
 
     def _rest(self, mark: str) -> None:
         """Do not try again for a while to load what could not be loaded: every attempt slows requests down."""

@@ -28,7 +28,18 @@ KIND_ROOMS = [f"explainers/{kind}" for kind in KINDS]
 # cli and door (auditor/__init__.py) are single modules.
 ORDER = [
     *("kernels", "kernels/factorization", "kernels/trees", "kernels/frank_wolfe", "kernels/admm", "kernels/networks"),
-    *("errors", "progress", "subject", "network", "data", "perturbation", "attribution", "metrics", "stability"),
+    *(
+        "errors",
+        "progress",
+        "signing",
+        "subject",
+        "network",
+        "data",
+        "perturbation",
+        "attribution",
+        "metrics",
+        "stability",
+    ),
     *("training", "explainers", *KIND_ROOMS, "reliance", "auditing", "release", "reports", "demo", "door"),
     *("plugins/registry", "plugins/audits_site", "plugins", "service", "commands", "cli"),
 ]
@@ -42,6 +53,7 @@ MAY_USE = {
     "kernels/networks": "nothing",
     "errors": "nothing",
     "progress": "nothing",
+    "signing": "errors",
     "subject": "errors",
     "network": "errors, progress, subject",
     "data": "errors, progress, subject",
@@ -64,7 +76,7 @@ MAY_USE = {
     "demo": "errors, progress, subject, data",
     "door": "every room of auditor/ but commands",
     "plugins/registry": "every room of auditor/ but commands",
-    "plugins/audits_site": "errors, metrics, explainers, plugins/registry",
+    "plugins/audits_site": "errors, signing, metrics, explainers, plugins/registry",
     "plugins": "every room of auditor/ but commands, plugins/registry, plugins/audits_site",
     "service": "every room of auditor/ but commands, plugins/registry",
     "commands": "every room",
@@ -345,7 +357,7 @@ def test_papers_are_cited_by_keys_that_the_list_has():
 
 
 def test_every_module_that_is_named_exists():
-    tags = re.compile(r"auditor\.(onnx|lineage|audit|gate|subject|explainer|kinds)\b")  # not modules
+    tags = re.compile(r"auditor\.(onnx|lineage|audit|gate|subject|model|log|explainer|kinds)\b")  # not modules
     for path, _ in sources().values():
         for name in re.findall(r"`(auditor(?:\.\w+)+)(?:\(\))?`", path.read_text()):
             module = name

@@ -362,6 +362,7 @@ def _about_model(subject: Subject) -> dict[str, Any]:
         "name": subject.name,
         "version": subject.version,
         "digest": subject.digest,
+        "identity": subject.identity.to_json(),
         "input_shape": list(subject.input_shape),
         "classes": list(subject.class_names),
         "output": subject.output.name,

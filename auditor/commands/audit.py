@@ -16,10 +16,12 @@ from auditor.commands.group import (
     LIMIT,
     PICKLE,
     SEED,
+    SIGN_KEY,
     auditor,
     example,
     now_holds,
     reports_errors,
+    signature_words,
 )
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 @FRESH
 @SEED
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors(UNFINISHED)
 def audit(
@@ -139,6 +142,7 @@ def _give(result: Audit, report: Path | None, out: Path | None, as_json: bool) -
         say(as_text({**result.to_json(), "verdict": _verdict(result)}))
         return
     _show(result)
+    say(signature_words("audit"))
     for what, path in (("page", report), ("audit", out)):
         if path is not None:
             say(f"{what} in {path}")

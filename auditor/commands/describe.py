@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from auditor.commands.group import JSON, PICKLE, auditor, example, reports_errors
+from auditor.commands.group import JSON, PICKLE, SIGN_KEY, auditor, example, reports_errors
 
 OUTPUTS = ("logits", "softmax", "log-softmax", "sigmoid", "multilabel")  # as auditor.subject.outputs has them
 
@@ -27,6 +27,7 @@ OUTPUTS = ("logits", "softmax", "log-softmax", "sigmoid", "multilabel")  # as au
     "which is left out to have its logits; multilabel: several labels may be true of one image.",
 )
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("nothing was recorded")
 def describe(
@@ -44,7 +45,7 @@ def describe(
 
     A model with one logit takes two class names: the second by the logit, the first by its negative.
     """
-    from auditor.commands.terminal import as_text, numbers, read_names, say, waiting
+    from auditor.commands.terminal import as_text, note, numbers, read_names, say, waiting
     from auditor.plugins import describe as describe_version
 
     with waiting(f"describing {model}"):
@@ -61,5 +62,8 @@ def describe(
     if as_json:
         say(as_text(notes))
         return
-    evidence = notes.pop("output_evidence")
+    evidence, changed = notes.pop("output_evidence"), notes.pop("changed")
+    if changed:
+        changed_parts = " and ".join(changed)
+        note(f"auditor: other {changed_parts} than before; explainers and audits from before no longer count.")
     say(f"{model} now carries: {as_text(notes)}", f"output {notes['output']}: {evidence}.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from auditor.commands.group import JSON, auditor, example, now_holds, reports_errors
+from auditor.commands.group import JSON, SIGN_KEY, auditor, example, now_holds, reports_errors
 
 
 @auditor.command(epilog=example("auditor detach models:/digits/1 concepts"))
 @click.argument("model")
 @click.argument("name")
+@SIGN_KEY
 @JSON
 @reports_errors("the explainer is attached as before")
 def detach(model: str, name: str, as_json: bool) -> None:

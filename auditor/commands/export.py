@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from auditor.commands.group import JSON, PICKLE, auditor, example, reports_errors
+from auditor.commands.group import JSON, PICKLE, SIGN_KEY, auditor, example, reports_errors
 
 
 @auditor.command(epilog=example("auditor export models:/digits@champion && auditor serve models:/digits@champion"))
 @click.argument("model")
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("no graph was stored")
 def export(model: str, allow_pickle: bool, as_json: bool) -> None:

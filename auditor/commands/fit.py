@@ -6,7 +6,18 @@ from typing import Any
 
 import click
 
-from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, example, now_holds, reports_errors
+from auditor.commands.group import (
+    JSON,
+    LABELS,
+    LIMIT,
+    PICKLE,
+    SEED,
+    SIGN_KEY,
+    auditor,
+    example,
+    now_holds,
+    reports_errors,
+)
 
 
 @auditor.command(
@@ -37,6 +48,7 @@ from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, e
 )
 @SEED
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("nothing was attached")
 def fit(

@@ -17,11 +17,14 @@ from auditor.commands.group import (
     LABELS,
     PICKLE,
     SEED,
+    SIGN_KEY,
+    TRUSTED,
     WithHonest,
     auditor,
     example,
     now_holds,
     reports_errors,
+    signature_words,
 )
 
 if TYPE_CHECKING:
@@ -49,10 +52,13 @@ if TYPE_CHECKING:
 @click.option("--junit", type=click.Path(path_type=Path), help="Write JUnit XML here.")
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write a Markdown summary here.")
 @click.option("--promote", metavar="ALIAS", help="Move this alias to MODEL when, and only when, the gate passes.")
+@TRUSTED
+@click.option("--require-signed-audit", is_flag=True, help="Fail unless a key of --trusted signed the audit.")
 @IMAGES
 @FRESH
 @SEED
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("there is no verdict and nothing was promoted")
 def gate(
@@ -66,6 +72,8 @@ def gate(
     junit: Path | None,
     markdown: Path | None,
     promote: str | None,
+    trusted: Path | None,
+    require_signed_audit: bool,
     images: int,
     fresh: bool,
     seed: int,
@@ -77,8 +85,10 @@ def gate(
     from auditor.commands.terminal import Bar, as_text, command_line, say
     from auditor.plugins import run_gate
     from auditor.release.policy import read_policy
-    from auditor.reports import gate_summary as gate_report
+    from auditor.signing.keys import read_trusted
 
+    for path in (junit, markdown):
+        _check_can_write(path)
     source, rules = _source(data, labels), read_policy(policy_file)
     stored_audit = read_audit(audit_file) if audit_file is not None else None
     with Bar() as bar:
@@ -95,13 +105,10 @@ def gate(
             allow_pickle=allow_pickle or None,
             progress=bar,
             command=command_line(),
+            before_promotion=lambda result: _write(result, junit, markdown),
+            trusted=None if trusted is None else read_trusted(trusted),
+            require_signed_audit=require_signed_audit,
         )
-    promoted = f"alias {result.promoted} was moved" if result.promoted else "nothing was promoted"
-    now_holds(f"the verdict is {result.verdict}, {promoted}, the files asked for may be missing")
-    for path, write in ((junit, gate_report.junit), (markdown, gate_report.markdown)):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(write(result), encoding="utf-8")
     if as_json:
         say(as_text(result.to_json()))
     else:
@@ -121,8 +128,29 @@ def _show(result: Gate) -> None:
         f"{result.verdict.upper()}: {result.model}{against}, "
         f"{len(result.checks) - len(bad)} of {len(result.checks)} checks hold"
     )
+    say(signature_words("verdict"))
     if result.promoted:
         say(f"alias {result.promoted} now points to {result.model}")
+
+
+def _write(result: Gate, junit: Path | None, markdown: Path | None) -> None:
+    """Write the files asked for, before an alias moves."""
+    from auditor.reports import gate_summary
+
+    now_holds(f"the verdict is {result.verdict}, nothing was promoted, the files asked for may be missing")
+    for path, text in ((junit, gate_summary.junit), (markdown, gate_summary.markdown)):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(result), encoding="utf-8")
+    now_holds(f"the verdict is {result.verdict}; auditor log says whether an alias was moved")
+
+
+def _check_can_write(path: Path | None) -> None:
+    """Raise now what would stop a file from being written after the audit."""
+    from auditor.errors import OptionError
+
+    if path is not None and path.is_dir():
+        raise OptionError(f"{path} is a folder; name a file to write to.")
 
 
 def _source(data: str | None, labels: str | None) -> Data | None:

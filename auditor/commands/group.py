@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -34,6 +35,34 @@ HONEST_HELP = (
     "Default: earlier versions that passed a gate on the same data."
 )
 DATA_HELP = "Images to measure on; see auditor --help."
+
+
+def _choose_key(ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> None:
+    """Sign with this key until the command ends; one that cannot be read stops it before any work."""
+    if path is None:
+        return
+    from auditor.signing.keys import signing_with
+
+    try:
+        ctx.with_resource(signing_with(path))
+    except AuditError as error:
+        _stop(f"error: {error}", 2)
+
+
+SIGN_KEY = click.option(
+    "--sign-key",
+    type=click.Path(path_type=Path),
+    envvar="AUDITOR_SIGN_KEY",
+    callback=_choose_key,
+    expose_value=False,
+    help="Private key (PEM) to sign the result with; see auditor keys.  [env: AUDITOR_SIGN_KEY]",
+)
+TRUSTED = click.option(
+    "--trusted",
+    type=click.Path(path_type=Path),
+    envvar="AUDITOR_TRUSTED",
+    help="Folder of public keys whose signatures count; see auditor keys.  [env: AUDITOR_TRUSTED]",
+)
 
 OUTCOME = "auditor.outcome"  # where a command's context keeps what holds when it ends now
 
@@ -84,6 +113,14 @@ def reports_errors(unfinished: str) -> Callable[[Callable[..., Any]], Callable[.
         return run
 
     return decorate
+
+
+def signature_words(what: str) -> str:
+    """Return who signs what a command makes, for its last lines."""
+    from auditor.signing.keys import current_signer
+
+    key = current_signer()
+    return f"the {what} is unsigned (no --sign-key)" if key is None else f"the {what} is signed by {key.name}"
 
 
 def now_holds(outcome: str) -> None:

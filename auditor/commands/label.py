@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from auditor.commands.group import JSON, PICKLE, auditor, example, now_holds, reports_errors
+from auditor.commands.group import JSON, PICKLE, SIGN_KEY, auditor, example, now_holds, reports_errors
 
 
 @auditor.command(epilog=example('auditor label models:/digits/1 concepts 3 "upper loop"'))
@@ -13,6 +13,7 @@ from auditor.commands.group import JSON, PICKLE, auditor, example, now_holds, re
 @click.argument("concept", type=int)
 @click.argument("text")
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("the concept has the name it had")
 def label(model: str, name: str, concept: int, text: str, allow_pickle: bool, as_json: bool) -> None:
@@ -27,7 +28,7 @@ def label(model: str, name: str, concept: int, text: str, allow_pickle: bool, as
         explainer = load(version, name, subject=subject)
         explainer.rename(concept, text)
         now_holds(f"auditor list {model} says whether the new revision is attached already")
-        digest = attach(explainer, version, name, subject=subject, attach_anyway=True).digest
+        digest = attach(explainer, version, name, subject=subject, attach_anyway=True, action="label").digest
     now_holds("the concept has its new name")
     answer = {"name": name, "concept": concept, "label": explainer.label(concept), "digest": digest}
     say(as_text(answer) if as_json else f"Concept {concept} of {name} is now {answer['label']!r} ({digest[:12]}).")

@@ -1,4 +1,4 @@
-"""``auditor policy``: limits drafted from an audit."""
+"""``auditor policy``: limits drafted from an audit, and a policy file in words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,37 @@ from pathlib import Path
 import click
 
 from auditor.commands.gate import read_audit
-from auditor.commands.group import auditor, example, reports_errors
+from auditor.commands.group import JSON, auditor, example, reports_errors
 
 
 @auditor.group(epilog=example("auditor policy init models:/digits/1 > policy.toml"))
 def policy() -> None:
     """Limits on audit metrics for the gate."""
+
+
+@policy.command("check", epilog=example("auditor policy check policy.toml"))
+@click.argument("file", type=click.Path(path_type=Path))
+@JSON
+@reports_errors("nothing was checked")
+def policy_check(file: Path, as_json: bool) -> None:
+    """Check a policy file and say in words what it asks for."""
+    from auditor.commands.terminal import as_text, say
+    from auditor.release.policy import in_words, read_policy
+
+    rules = read_policy(file)
+    lines = in_words(rules)
+    if as_json:
+        say(
+            as_text(
+                {"policy": str(file), "digest": rules.digest, "needs_baseline": rules.needs_baseline, "words": lines}
+            )
+        )
+        return
+    say(f"{file} ({rules.digest[:12]}) passes a version when all of this holds:", *(f"- {line}" for line in lines))
+    if rules.needs_baseline:
+        say("It speaks of a baseline, so the gate needs --baseline MODEL.")
+    if rules.signers.asked:
+        say("It speaks of signatures, so the gate needs --trusted keys/.")
 
 
 @policy.command("init", epilog=example("auditor policy init models:/digits/1 > policy.toml"))

@@ -13,6 +13,7 @@ from auditor.commands.group import (
     LIMIT,
     PICKLE,
     SEED,
+    SIGN_KEY,
     auditor,
     example,
     now_holds,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @LIMIT
 @SEED
 @PICKLE
+@SIGN_KEY
 @JSON
 @reports_errors("nothing was registered")
 def revise(

@@ -54,6 +54,7 @@ class ExplainedModel:
     forward: ForwardPass
     stability_layer: str  # whose movement the stability measures
     search_limit_s: float | None = None  # the most that an explainer may search per image, whatever was asked for
+    attestation: Mapping[str, str] | None = None  # who says that this version passed its gate; None: nobody asked
 
     @classmethod
     def of(
@@ -64,11 +65,12 @@ class ExplainedModel:
         forward: ForwardPass | None = None,
         stability_layer: str | None = None,
         search_limit_s: float | None = None,
+        attestation: Mapping[str, str] | None = None,
     ) -> ExplainedModel:
         """Return the model as torch runs it; the stability is of the first explained layer, unless one is named."""
         layer = stability_layer or next((e.layer_ for e in explainers.values() if e.layer_), None)
         forward = forward or TorchPass(subject, explainers.values())
-        return cls(subject, explainers, forward, layer or subject.default_layer(), search_limit_s)
+        return cls(subject, explainers, forward, layer or subject.default_layer(), search_limit_s, attestation)
 
     @cached_property
     def default_names(self) -> list[str]:
@@ -77,9 +79,10 @@ class ExplainedModel:
         return quick or list(self.explainers)
 
     @cached_property
-    def identity(self) -> dict[str, str]:
+    def identity(self) -> dict[str, Any]:
         """What every answer says of the model."""
-        return {"name": self.subject.name, "version": self.subject.version, "digest": self.subject.digest}
+        about = {"name": self.subject.name, "version": self.subject.version, "digest": self.subject.digest}
+        return {**about, "attestation": None if self.attestation is None else dict(self.attestation)}
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from auditor.explainers.manifest import (
     seal,
     sha256,
 )
+from auditor.subject.identity import Identity
 
 TENSORS = "tensors.safetensors"
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".p", ".pt", ".pth", ".ckpt", ".joblib", ".dill", ".mar"})
@@ -77,7 +78,7 @@ def write_artifact(
     return sha256(sealed)
 
 
-def read_artifact(folder: str | Path, *, digest: str | None = None, subject_digest: str | None = None) -> Artifact:
+def read_artifact(folder: str | Path, *, digest: str | None = None, identity: Identity | None = None) -> Artifact:
     """Read an artifact after verifying everything: schema, every checksum, the digest and the subject when given."""
     folder = Path(folder)
     path = folder / MANIFEST
@@ -88,16 +89,30 @@ def read_artifact(folder: str | Path, *, digest: str | None = None, subject_dige
     sealed = path.read_bytes()
     manifest = open_manifest(sealed, folder.name, digest)
     contents = _read_files(folder, manifest)
-    if subject_digest is not None and manifest.get("subject_digest") != subject_digest:
-        raise TamperError(
-            f"artifact {folder.name}: it was fitted to a model with digest {str(manifest.get('subject_digest'))[:12]}, "
-            f"this model has {subject_digest[:12]}; fit the explainer to this model."
-        )
+    if identity is not None:
+        problem = other_subject(manifest.get("subject_digest"), Identity.from_json(manifest.get("subject")), identity)
+        if problem:
+            raise TamperError(f"artifact {folder.name}: it {problem}; fit the explainer to this model.")
     try:
         tensors = load_tensors(contents.pop(TENSORS))
     except SafetensorError as error:
         raise ArtifactError(f"{TENSORS} in artifact {folder.name} holds no safetensors ({error}).") from error
     return Artifact(manifest, tensors, contents, sha256(sealed))
+
+
+def other_subject(digest: Any, fitted: Identity | None, now: Identity) -> str:
+    """Return how a model differs from the one that was fitted to, or nothing.
+
+    ``fitted`` is None for a digest of the first release, which speaks of the weights alone.
+    """
+    if digest == now.digest or (fitted is None and digest == now.weights):
+        return ""
+    if fitted is not None and digest == fitted.digest:
+        parts = fitted.differences(now)
+        if not parts:
+            return ""
+        return f"was fitted to a model with other {' and '.join(parts)} (digest {digest[:12]}, now {now.digest[:12]})"
+    return f"was fitted to a model with digest {str(digest)[:12]}, this model has {now.digest[:12]}"
 
 
 def _read_files(folder: Path, manifest: dict[str, Any]) -> dict[str, bytes]:

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from auditor.data.near_duplicates import MOST, fingerprints
 from auditor.data.source import Data
 from auditor.errors import ArtifactError, AuditError, OptionError, TamperError, WeakFitError
-from auditor.explainers.artifact import Artifact, read_artifact, write_artifact
+from auditor.explainers.artifact import Artifact, other_subject, read_artifact, write_artifact
 from auditor.explainers.explanation import Explanation
 from auditor.explainers.fitted_images import PREFIX, FittedImages
 from auditor.explainers.kinds import find_kind, installed_kinds
 from auditor.explainers.standing_in import shortcomings
 from auditor.progress import Progress, silent
+from auditor.subject.identity import Identity
 from auditor.subject.subject import Subject
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Explainer(ABC):
         self.metrics: dict[str, float] = {}
         self.layer_: str | None = None
         self.subject_digest_: str | None = None
+        self.identity_: Identity | None = None  # of the subject; None: fitted by a release that kept the weights' only
         self.data_digest_: str | None = None
         self.digest_: str | None = None
         self.fingerprints_: Tensor | None = None  # (images, 256) of what was learned from or chosen on, at most MOST
@@ -313,7 +315,8 @@ class Explainer(ABC):
 
     def record_fit(self, subject: Subject, data: Data, layer: str | None, images: FittedImages | None = None) -> None:
         """Note what was fitted to, and which images of the data were used for what."""
-        self.layer_, self.subject_digest_, self.data_digest_ = layer, subject.digest, data.digest
+        self.layer_, self.data_digest_ = layer, data.digest
+        self.subject_digest_, self.identity_ = subject.digest, subject.identity
         self.fitted_images = images
         self.fingerprints_ = None if images is None else _fingerprints(subject, data, images)
 
@@ -321,12 +324,9 @@ class Explainer(ABC):
         """Raise when it is not fitted yet, or was fitted to another model."""
         if self.subject_digest_ is None:
             raise OptionError(f"the {self.kind} explainer is not fitted yet; call fit first.")
-        if subject.digest != self.subject_digest_:
-            raise TamperError(
-                f"the {self.kind} explainer {self.name!r} was fitted to a model with digest "
-                f"{self.subject_digest_[:12]}, "
-                f"this model has {subject.digest[:12]}; fit it to this model."
-            )
+        problem = other_subject(self.subject_digest_, self.identity_, subject.identity)
+        if problem:
+            raise TamperError(f"the {self.kind} explainer {self.name!r} {problem}; fit it to this model.")
 
     def targets_for(
         self, subject: Subject, logits: Tensor, target: int | str | Sequence[int | None] | None
@@ -338,17 +338,24 @@ class Explainer(ABC):
         predicted: list[int] = logits.argmax(1).tolist()
         return [p if t is None else subject.class_index(t) for t, p in zip(chosen, predicted, strict=True)]
 
-    def save(self, folder: str | Path) -> str:
-        """Write the artifact and return its digest; the same seed and input give the same bytes."""
+    def save(self, folder: str | Path, subject: Subject | None = None) -> str:
+        """Write the artifact and return its digest; the same seed and input give the same bytes.
+
+        With ``subject``, the artifact names its identity: a module in memory that was fitted to has no graph to name.
+        """
         if self.subject_digest_ is None:
             raise OptionError(f"the {self.kind} explainer is not fitted yet; call fit before save.")
+        if subject is not None:
+            self.check_subject(subject)
+        identity = self.identity_ if subject is None else subject.identity
         manifest = {
             "kind": self.kind,
             "config": self.config.model_dump(mode="json"),
             "layer": self.layer_,
             "target": self.config.target,
             "seed": self.config.seed,
-            "subject_digest": self.subject_digest_,
+            "subject_digest": self.subject_digest_ if identity is None else identity.digest,
+            **({} if identity is None else {"subject": identity.to_json()}),
             "data_digest": self.data_digest_,
             "metrics": {k: float(v) for k, v in self.metrics.items()},
             "labels": {str(k): v for k, v in self.labels.items()},
@@ -374,7 +381,7 @@ class Explainer(ABC):
     @classmethod
     def load(cls, folder: str | Path, subject: Subject | None = None, digest: str | None = None) -> Explainer:
         """Read an artifact of any kind after verifying every checksum, and the subject's digest when given."""
-        artifact = read_artifact(folder, digest=digest, subject_digest=subject.digest if subject else None)
+        artifact = read_artifact(folder, digest=digest, identity=subject.identity if subject else None)
         return _restore(artifact)
 
 
@@ -387,6 +394,7 @@ def _restore(artifact: Artifact) -> Explainer:
     explainer = cls(**{k: v for k, v in manifest["config"].items() if k not in retired})
     explainer.layer_ = manifest["layer"]
     explainer.subject_digest_ = manifest["subject_digest"]
+    explainer.identity_ = Identity.from_json(manifest.get("subject"))
     explainer.data_digest_ = manifest["data_digest"]
     explainer.metrics = {k: float("nan") if v is None else float(v) for k, v in manifest["metrics"].items()}
     explainer.labels = {int(k): str(v) for k, v in manifest["labels"].items()}

@@ -14,7 +14,7 @@ from typing import Any
 
 from auditor.errors import ArtifactError, TamperError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: the subject's digest is that of its weights alone
 MANIFEST = "manifest.json"
 ATTACH_AGAIN = "attach the explainer again"
 
@@ -105,8 +105,8 @@ def _check_schema(content: bytes, where: str) -> None:
         return  # unseal says it better
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise ArtifactError(
-            f"artifact {where}: schema version {version} is newer than {SCHEMA_VERSION}, the newest known here; "
-            "upgrade mlflow-auditor."
+            f"artifact {where}: by its {MANIFEST}, schema version {version} is newer than {SCHEMA_VERSION}, the newest "
+            "known here; upgrade mlflow-auditor."
         )
 
 

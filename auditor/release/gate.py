@@ -40,6 +40,16 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedBy:
+    """Whose trusted signatures audit and model carry, by name; ``problem`` is why the audit has none."""
+
+    audit: tuple[str, ...] = ()
+    model: tuple[str, ...] = ()
+    problem: str = ""
+    required: bool = False  # whether an audit without a signature fails, whatever the policy says
+
+
+@dataclass(frozen=True, slots=True)
 class Gate:
     """The verdict with all its checks, and what it is about."""
 
@@ -74,16 +84,18 @@ def judge(
     policy: Policy,
     baseline: Audit | None = None,
     drift: Mapping[str, Measure] | None = None,
+    signed: SignedBy | None = None,
 ) -> Gate:
     """Hold an audit against a policy: ``judge(audit, read_policy("policy.toml")).verdict``."""
     _refuse_unknown(audit, policy, drift or {})
     if baseline is None and policy.needs_baseline:
-        name = next(n for n, limit in policy.limits.items() if limit.needs_baseline or n.startswith("drift/"))
+        named = (n for n, limit in policy.limits.items() if limit.needs_baseline or n.startswith("drift/"))
+        name = next(named, "pins.baseline_differs")
         raise OptionError(f"policy {policy.name}: {name} refers to a baseline; name one with --baseline MODEL.")
     if baseline is not None:
         check_same_task(audit, baseline)
     metrics = {**audit.metrics, **(drift or {})}
-    checks = [*_presence(audit, policy)]
+    checks = [*_presence(audit, policy), *_pinned(audit, policy, baseline), *_signers(policy, signed or SignedBy())]
     for name, limit in policy.limits.items():
         checks += _checks(name, limit, metrics.get(name), None if baseline is None else baseline.metrics.get(name))
     checks = [_with_finding(check, audit) for check in checks]
@@ -140,6 +152,74 @@ def _presence(audit: Audit, policy: Policy) -> list[Check]:
             checks.append(Check(metric, measure.value, "attached and verified", "fail", measure.reason))
         elif name in policy.explainers:
             checks.append(Check(metric, 1.0, "attached and verified", "pass"))
+    return checks
+
+
+def _pinned(audit: Audit, policy: Policy, baseline: Audit | None) -> list[Check]:
+    """Check what the policy pins: of what, with what and by what the audit was made."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
+    pins, checks = policy.pins, []
+
+    def hold(name: str, came: Any, limit: str, ok: bool) -> None:
+        reason = "" if ok else f"the audit has {came}"
+        checks.append(Check(f"pin/{name}", math.nan, limit, "pass" if ok else "fail", reason))
+
+    if pins.data_digest is not None:
+        digest = str(audit.data["digest"])
+        hold("data", f"data {digest[:12]}", f"data {pins.data_digest[:12]}", digest.startswith(pins.data_digest))
+    if pins.images is not None:
+        hold("images", f"{audit.data['n']} images", f"{pins.images} images", audit.data["n"] == pins.images)
+    if pins.explained is not None:
+        n = audit.data.get("n_explained", 0)
+        hold("explained", f"{n} explained", f"at least {pins.explained} explained", n >= pins.explained)
+    if pins.seed is not None:
+        hold("seed", f"seed {audit.seed}", f"seed {pins.seed}", audit.seed == pins.seed)
+    if pins.auditor is not None:
+        version = str(audit.versions.get("mlflow-auditor", "unknown"))
+        try:
+            ok = SpecifierSet(pins.auditor).contains(version, prereleases=True)
+        except InvalidVersion:
+            ok = False
+        hold("auditor", f"mlflow-auditor {version}", f"mlflow-auditor {pins.auditor}", ok)
+    kinds = {str(info.get("kind")) for info in audit.explainers.values()}
+    for kind in pins.kinds:
+        hold(
+            f"kind/{kind}", f"kinds {', '.join(sorted(kinds)) or 'none'}", f"an explainer of kind {kind}", kind in kinds
+        )
+    if pins.baseline_differs and baseline is not None:
+        ok = _weights(audit) != _weights(baseline)
+        hold("baseline", "the weights of its baseline", "a baseline with other weights", ok)
+    return checks
+
+
+def _weights(audit: Audit) -> Any:
+    return (audit.model.get("identity") or {}).get("weights") or audit.model["digest"]
+
+
+def _signers(policy: Policy, signed: SignedBy) -> list[Check]:
+    """Check that whom the policy names has signed, and that owner and auditor differ where they must."""
+    wanted, checks = policy.signers, []
+    for part, allowed, names in (("audit", wanted.audit, signed.audit), ("model", wanted.model, signed.model)):
+        required = bool(allowed) or wanted.differ or (part == "audit" and signed.required)
+        if not required:
+            continue
+        ok = bool(set(names) & set(allowed)) if allowed else bool(names)
+        came = (
+            signed.problem
+            if part == "audit" and signed.problem
+            else f"signed by {', '.join(names) or 'nobody trusted'}"
+        )
+        limit = f"signed by {' or '.join(allowed)}" if allowed else "signed by a trusted key"
+        checks.append(Check(f"signer/{part}", math.nan, limit, "pass" if ok else "fail", "" if ok else came))
+    if wanted.differ:
+        both = sorted(set(signed.audit) & set(signed.model))
+        ok = bool(signed.audit) and bool(signed.model) and not both
+        reason = "" if ok else f"{', '.join(both)} signed both" if both else "a signature is missing"
+        checks.append(
+            Check("signer/differ", math.nan, "other signers of audit and model", "pass" if ok else "fail", reason)
+        )
     return checks
 
 

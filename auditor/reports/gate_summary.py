@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from xml.etree import ElementTree
 
 from auditor.release.gate import Check, Gate, passed
+
+FORBIDDEN = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(gate: Gate) -> str:
@@ -12,7 +15,7 @@ def junit(gate: Gate) -> str:
     failures = len(gate.checks) - passed(gate.checks)
     root = ElementTree.Element("testsuites", name="auditor gate", tests=str(len(gate.checks)), failures=str(failures))
     suite = ElementTree.SubElement(
-        root, "testsuite", name=f"auditor gate {gate.model}", tests=str(len(gate.checks)), failures=str(failures),
+        root, "testsuite", name=_xml(f"auditor gate {gate.model}"), tests=str(len(gate.checks)), failures=str(failures),
         errors="0", skipped="0",
     )  # fmt: skip
     for check in gate.checks:
@@ -42,7 +45,7 @@ def markdown(gate: Gate) -> str:
         cells = (mark, f"`{check.metric}`", f"{check.value:.4g}", base, check.limit, check.reason)
         lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
     if gate.promoted:
-        lines += ["", f"Alias `{gate.promoted}` now points to this version."]
+        lines += ["", f"Alias `{gate.promoted}` is moved to this version once this summary is written."]
     return "\n".join(lines) + "\n"
 
 
@@ -55,5 +58,5 @@ def _cell(text: str) -> str:
 
 
 def _xml(text: str) -> str:
-    """Return the text without characters that XML forbids."""
-    return "".join(c for c in text if c >= " " or c in "\t\n")
+    """Return the text without characters that XML 1.0 forbids: controls, halves of pairs, and two non-characters."""
+    return FORBIDDEN.sub("", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from auditor.errors import AuditError, LayerError, ModelError, OptionError, ShapeError
+from auditor.subject.identity import Identity, of_json, of_weights
 from auditor.subject.layer_calls import on_call, split_call
 from auditor.subject.layer_discovery import probe
 from auditor.subject.layers import Layer, Layout, suggest
@@ -23,12 +23,13 @@ from auditor.subject.preprocessing import Preprocessing, as_pixels
 
 
 class Subject:
-    """An image classifier under audit: its module, preprocessing, class names, layers and weight digest.
+    """An image classifier under audit: its module, preprocessing, class names, layers and digest.
 
     Images go in as pixels in [0, 1], (batch, channels, height, width); ``mean`` and ``std`` are applied inside. The
     module's mode, hooks and gradient flags are put back after every call. One pass runs at a time per subject.
     A softmax or sigmoid at the module's end is left out: ``output`` says how its outputs are read, by default what one
-    pass shows.
+    pass shows. ``graph`` is the digest of the exported graph that the module was loaded from, where it was, and
+    ``files`` the sha256 of the model's files by path.
 
     >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 3))
     >>> subject = Subject(net, input_shape=(1, 8, 8), class_names=["a", "b", "c"])
@@ -52,6 +53,8 @@ class Subject:
         layer: str | None = None,
         name: str = "",
         version: str = "",
+        graph: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> None:
         if len(input_shape) != 3 or min(input_shape) < 1:
             raise ShapeError(
@@ -64,7 +67,9 @@ class Subject:
         self.name, self.version = name, version
         self._lock = threading.RLock()
         self._depth = 0
-        self._digest: str | None = None
+        self._identity: Identity | None = None
+        self._graph = graph
+        self.files = dict(files or {})
         self._layers: list[Layer] | None = None
         self._one_is_enough: dict[str, bool] = {}
         self.max_batch: int | None = None  # 1 when the exported graph has its batch frozen
@@ -93,20 +98,18 @@ class Subject:
         return len(self.class_names)
 
     @property
+    def identity(self) -> Identity:
+        """The digests of its weights, graph, preprocessing and class names."""
+        if self._identity is None:
+            notes = self.describe()
+            classes = of_json(notes.pop("class_names"))
+            self._identity = Identity(of_weights(self.module), self._graph, of_json(notes), classes)
+        return self._identity
+
+    @property
     def digest(self) -> str:
-        """Sha256 over the sorted names, types, shapes and bytes of all weights and buffers."""
-        if self._digest is None:
-            h = hashlib.sha256()
-            state = self.module.state_dict()
-            for key in sorted(state):
-                value = state[key]
-                if not isinstance(value, Tensor):
-                    continue
-                flat = value.detach().cpu().contiguous()
-                h.update(f"{key}|{flat.dtype}|{tuple(flat.shape)}|".encode())
-                h.update(flat.reshape(-1).view(torch.uint8).numpy().tobytes())
-            self._digest = h.hexdigest()
-        return self._digest
+        """Sha256 over weights, graph, constants, preprocessing and class names."""
+        return self.identity.digest
 
     def class_index(self, target: int | str) -> int:
         """Return the index of a class given by name, or by index as int or digits."""
@@ -136,11 +139,11 @@ class Subject:
 
         Layers are looked at again, since what they put out may change.
         """
-        digest = self.digest
+        identity = self.identity
         self.module.to(device, dtype)
         self.device = torch.device(device)
         self.dtype = dtype if dtype is not None else self.dtype
-        self._digest, self._layers, self._one_is_enough = digest, None, {}
+        self._identity, self._layers, self._one_is_enough = identity, None, {}
         return self
 
     def twin(self) -> Subject:
@@ -161,7 +164,7 @@ class Subject:
             name=self.name,
             version=self.version,
         )
-        other._digest, other._layers = self.digest, self.layers()
+        other._identity, other._layers = self.identity, self.layers()
         return other
 
     # running it

@@ -1,4 +1,4 @@
 """The Audits page inside MLflow's server: reads the registry, verifies files, compares audits.
 
-May use: errors, metrics, explainers, plugins/registry.
+May use: errors, signing, metrics, explainers, plugins/registry.
 """

@@ -44,6 +44,11 @@ class ServerStore:
         self._app, self._prefix = app, prefix
         self._headers = {k: v for k, v in headers.items() if k.lower() in FORWARDED}
 
+    @property
+    def caller(self) -> str:
+        """A digest of the headers that say who asks: cached answers are given to the same caller only."""
+        return hashlib.sha256(repr(sorted(self._headers.items())).encode()).hexdigest()
+
     def models(self, text: str = "", token: str = "", limit: int = 20) -> Listing:
         """Return registered models whose name contains ``text``, each with its latest versions and aliases."""
         query = {"max_results": str(limit), "page_token": token}

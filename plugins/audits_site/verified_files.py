@@ -12,17 +12,22 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from auditor.errors import AuditError, TamperError
+from auditor.errors import AuditError, SignatureError, TamperError
 from auditor.explainers.manifest import MANIFEST, check_content, check_file, open_manifest
 from auditor.metrics.measure import Measure
 from auditor.plugins.audits_site.audit_comparison import measures
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore
 from auditor.plugins.audits_site.version_card import VersionCard
 from auditor.plugins.registry.attachments import check_kind
+from auditor.plugins.registry.attestations import signature_path
 from auditor.plugins.registry.tags import ExplainerTag
+from auditor.plugins.registry.verdicts import FILE as VERDICT
+from auditor.plugins.registry.verdicts import open_verdict
+from auditor.signing.keys import TrustedKeys
+from auditor.signing.statements import open_envelope
 
 LIFETIME_S = 60.0
 MOST_ANSWERS = 512
@@ -132,6 +137,42 @@ def of_document(document: Mapping[str, Any]) -> AuditRead:
         if isinstance(f, dict) and f.get("verdict") in ("found", "look")
     ]
     return AuditRead(measures(document), relied=tuple(relied[:MOST_FINDINGS]))
+
+
+def check_verdict(store: ServerStore, card: VersionCard, trusted: TrustedKeys | None = None) -> VersionCard:
+    """Return the card with what its verdict is worth: the file it names is read, and its signature where keys are.
+
+    A tag is written by hand in a second, so a verdict without a file that speaks of this version is none.
+    """
+    if card.gate is None or card.gate.problem:
+        return card
+    if not card.gate.digest:
+        return replace(card, unverified="the tag names no verdict file, so anybody could have written it")
+    try:
+        content = store.read(card.name, card.version, f"{card.gate.location}/{VERDICT}")
+        open_verdict(content, card.gate, card.uri)
+        signer = _signer(store, card, trusted) if trusted is not None else ""
+    except Refused:
+        raise
+    except AuditError as error:
+        return replace(card, unverified=str(error))
+    return replace(card, signer=signer)
+
+
+def _signer(store: ServerStore, card: VersionCard, trusted: TrustedKeys) -> str:
+    """Return who signed the verdict; where the server trusts keys, a verdict that none of them signed is an error."""
+    assert card.gate is not None
+    digest, where = card.gate.digest, f"the verdict of {card.uri}"
+    for key in trusted.keys:
+        try:
+            content = store.read(card.name, card.version, signature_path(digest, key.keyid))
+        except TamperError:
+            continue  # this key has signed nothing here
+        signed = open_envelope(content, trusted, where)
+        passed = signed.predicate.get("verificationResult") == "PASSED"
+        if signed.subjects.get(VERDICT) == digest and passed == (card.gate.verdict == "pass"):
+            return signed.key.name
+    raise SignatureError(f"{where} is signed by no key that this server trusts.")
 
 
 def read_report(store: ServerStore, card: VersionCard) -> bytes:

@@ -26,6 +26,8 @@ class VersionCard:
     explainers: tuple[ExplainerTag, ...]
     audit: AuditTag | None
     gate: GateTag | None
+    unverified: str = ""  # why the verdict proves nothing; set where its file was looked at
+    signer: str = ""  # who signed the verdict, among the keys the server trusts
 
     @property
     def uri(self) -> str:

@@ -17,14 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
-from auditor.plugins.registry import tags
+from auditor.plugins.registry import history, tags
+from auditor.plugins.registry.attestations import sign_artifact
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.metrics_log import logged_metrics
+from auditor.plugins.registry.model_files import pin
 from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import ExplainerTag
 
 if TYPE_CHECKING:
     from auditor.explainers.base import Explainer
+    from auditor.subject.identity import Identity
     from auditor.subject.subject import Subject
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
@@ -44,6 +47,7 @@ class Attached:
     target: int | str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     needs: str = ""  # what to install before it can be used here, when its kind is missing
+    digest_version: int = 2  # 1: of the first release, which compares the model's weights alone
 
     @property
     def verified(self) -> bool:
@@ -55,7 +59,13 @@ class Attached:
         entry = {
             k: getattr(self, k) for k in ("name", "kind", "digest", "layer", "target", "location", "time", "metrics")
         }
-        return {**entry, "verified": self.verified, "problem": self.problem, "needs": self.needs}
+        return {
+            **entry,
+            "verified": self.verified,
+            "problem": self.problem,
+            "needs": self.needs,
+            "digest_version": self.digest_version,
+        }
 
 
 def check_name(name: str) -> str:
@@ -75,13 +85,15 @@ def attach(
     subject: Subject | None = None,
     attach_anyway: bool = False,
     before_commit: Callable[[ModelVersion, Subject, str], None] | None = None,
+    action: str = "attach",
 ) -> Attached:
     """Attach a fitted explainer to a model version: ``attach(concepts, "models:/m@champion", name="concepts")``.
 
     ``subject`` saves loading the model again when it was loaded from the same version. Killed at any moment, readers
     see the old state or the new one. Attaching under a name again replaces what the name points to; nothing is deleted.
     One that does not stand in for the model (`Explainer.shortcomings`) is refused unless ``attach_anyway``.
-    ``before_commit(version, subject, name)`` is called when the artifact is stored and not yet visible.
+    ``before_commit(version, subject, name)`` is called when the artifact is stored and not yet visible. ``action`` is
+    what the model's history calls it.
     """
     name = check_name(name or explainer.name or explainer.kind)
     current = (
@@ -90,22 +102,23 @@ def attach(
     version = resolve(current, registered=True)
     if subject is None or (subject.name, subject.version) != (version.name, version.version):
         subject = load_subject(version)
-    if explainer.subject_digest_ != subject.digest:
-        raise TamperError(
-            f"attach {name}: the explainer was fitted to a model with digest {str(explainer.subject_digest_)[:12]}, "
-            f"{version.label} has {subject.digest[:12]}; fit it to this version."
-        )
+    try:
+        explainer.check_subject(subject)
+    except TamperError as error:
+        raise TamperError(f"attach {name} to {version.label}: {error}") from None
     if not attach_anyway:
         explainer.check_stands_in()
     with mlflow_errors(f"attach {name} to {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         artifact = Path(folder) / "artifact"
-        digest = explainer.save(artifact)
+        digest = explainer.save(artifact, subject)
         location = f"explainers/{name}/{digest[:12]}"
         if _problem_at(version, location, digest, None):  # not there yet, or not whole
             version.repository().log_artifacts(str(artifact), location)
-            problem = _problem_at(version, location, digest, subject.digest)
+            problem = _problem_at(version, location, digest, subject.identity)
             if problem:
                 raise TamperError(f"attach {name}: the artifact store did not keep what was sent: {problem}")
+        pin(version, subject)
+        sign_artifact(version, artifact, digest)
         if before_commit is not None:
             before_commit(version, subject, name)
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -114,6 +127,7 @@ def attach(
         metrics = {f"explainer/{name}/{key}": float(value) for key, value in explainer.metrics.items()}
         with logged_metrics(version, metrics, run_name=run_name, data_digest=explainer.data_digest_):
             set_tag(version, tags.EXPLAINER + name, tag.encode())
+        history.append(version, action, {f"explainer/{name}": digest})
     explainer.name = name
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
@@ -125,7 +139,7 @@ def list_attached(uri: str | ModelVersion, *, subject: Subject | None = None) ->
     if not attached:
         return []
     subject = subject if subject is not None else load_subject(version)
-    return [_verified(version, tag, subject.digest) for tag in attached]
+    return [_verified(version, tag, subject.identity) for tag in attached]
 
 
 def load(uri: str | ModelVersion, name: str, *, subject: Subject | None = None) -> Any:
@@ -145,11 +159,12 @@ def load(uri: str | ModelVersion, name: str, *, subject: Subject | None = None) 
 def detach(uri: str | ModelVersion, name: str) -> None:
     """Remove an explainer from a version; its files stay in the artifact store, unseen."""
     version = resolve(uri, registered=True)
-    _tag(version, name)
+    tag = _tag(version, name)
     with mlflow_errors(f"detach {name} of {version.label}"):
         from mlflow import MlflowClient
 
         MlflowClient().delete_model_version_tag(version.name, version.version, tags.EXPLAINER + name)
+        history.append(version, "detach", {f"explainer/{name}": tag.digest})
 
 
 def names(uri: str | ModelVersion) -> list[str]:
@@ -180,7 +195,7 @@ def _tag(version: ModelVersion, name: str) -> ExplainerTag:
     return tag
 
 
-def _verified(version: ModelVersion, tag: ExplainerTag, subject_digest: str) -> Attached:
+def _verified(version: ModelVersion, tag: ExplainerTag, identity: Identity) -> Attached:
     """Return an attached explainer with what is wrong with it."""
     from auditor.explainers.artifact import read_artifact
 
@@ -189,13 +204,14 @@ def _verified(version: ModelVersion, tag: ExplainerTag, subject_digest: str) -> 
         tag.usable()
         with mlflow_errors(f"explainer {tag.name} of {version.label}"), tempfile.TemporaryDirectory() as folder:
             path = version.download(tag.location, Path(folder))
-            manifest = read_artifact(path, digest=tag.digest, subject_digest=subject_digest).manifest
+            manifest = read_artifact(path, digest=tag.digest, identity=identity).manifest
         check_kind(tag, manifest["kind"])
     except AuditError as error:
         return Attached(*entry, str(error))
     metrics = {k: float("nan") if v is None else float(v) for k, v in manifest["metrics"].items()}
     needs = _missing_kind(manifest)
-    return Attached(*entry, "", manifest["layer"], manifest["target"], metrics, needs)
+    covers = 2 if "subject" in manifest else 1
+    return Attached(*entry, "", manifest["layer"], manifest["target"], metrics, needs, covers)
 
 
 def _missing_kind(manifest: dict[str, Any]) -> str:
@@ -215,13 +231,13 @@ def check_kind(tag: ExplainerTag, kind: Any) -> None:
         raise TamperError(f"explainer {tag.name}: its tag says kind {tag.kind}, the artifact {kind}.")
 
 
-def _problem_at(version: ModelVersion, location: str, digest: str, subject_digest: str | None) -> str:
+def _problem_at(version: ModelVersion, location: str, digest: str, identity: Identity | None) -> str:
     """Return what is wrong with the artifact at a location, or nothing."""
     from auditor.explainers.artifact import read_artifact
 
     try:
         with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-            read_artifact(version.download(location, Path(folder)), digest=digest, subject_digest=subject_digest)
+            read_artifact(version.download(location, Path(folder)), digest=digest, identity=identity)
     except AuditError as error:
         return str(error)
     return ""

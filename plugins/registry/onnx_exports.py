@@ -8,6 +8,7 @@ version never finds one without the other. Where that fails the graph stays as i
 from __future__ import annotations
 
 import logging
+import secrets
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from auditor.errors import AuditError, ModelError
-from auditor.plugins.registry import attachments, tags
+from auditor.errors import ArtifactError, AuditError, LayerError, ModelError, TamperError
+from auditor.plugins.registry import attachments, history, tags
 from auditor.plugins.registry.attachments import Attached, load, names
+from auditor.plugins.registry.attestations import sign_artifact
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import OnnxTag
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE = "explain.onnx"
+PROBES = (1, 4)  # images per pass when a graph is compared with torch at load
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ def attach(
     subject: Subject | None = None,
     export: bool | None = None,
     attach_anyway: bool = False,
+    action: str = "attach",
 ) -> Attached:
     """Attach a fitted explainer to a model version: ``attach(concepts, "models:/m@champion", name="concepts")``.
 
@@ -79,7 +83,13 @@ def attach(
 
     before_commit = renew_graph if export is not False else None
     attached = attachments.attach(
-        explainer, uri, name, subject=subject, attach_anyway=attach_anyway, before_commit=before_commit
+        explainer,
+        uri,
+        name,
+        subject=subject,
+        attach_anyway=attach_anyway,
+        before_commit=before_commit,
+        action=action,
     )
     if export and problem:
         current = uri.label if isinstance(uri, ModelVersion) else uri
@@ -110,6 +120,7 @@ def export(
     manifest = {
         "kind": "onnx",
         "subject_digest": subject.digest,
+        "subject": subject.identity.to_json(),
         "undone": subject.output.undone,
         "layers": list(graph.layers),
         "features": dict(graph.features),
@@ -123,7 +134,9 @@ def export(
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
         tag = OnnxTag(digest, location, stamp, tuple(graph.layers), tuple(sorted(graph.features.values())))
         exported = read_export(version, tag, subject)  # what the store gives back is what was sent
+        sign_artifact(version, artifact, digest)
         set_tag(version, tags.ONNX, tag.encode())
+        history.append(version, "export", {"graph": digest})
     return exported
 
 
@@ -156,13 +169,42 @@ def load_export(version: ModelVersion, subject: Subject) -> Exported | None:
         return read_export(version, tag.usable(), subject)
 
 
+def check_export(
+    version: ModelVersion, subject: Subject, explainers: Mapping[str, Explainer] | None = None
+) -> Exported | None:
+    """Return the stored graph after verifying it and comparing its answers with torch on images drawn now.
+
+    Whoever may edit the version can store a graph with the right digests that answers otherwise.
+    """
+    exported = load_export(version, subject)
+    if exported is not None:
+        compare_with_torch(exported, subject, version.label, explainers or {})
+    return exported
+
+
+def compare_with_torch(exported: Exported, subject: Subject, label: str, explainers: Mapping[str, Explainer]) -> None:
+    """Raise when a graph does not give torch's numbers on images that nobody could know before."""
+    from auditor.explainers.onnx_export import compare, further_outputs
+
+    outputs = further_outputs(explainers)
+    fitting = {name: output.key for name, output in outputs.items()} == dict(exported.features)
+    further = list(outputs.values()) if fitting else []
+    seed = secrets.randbits(62)
+    try:
+        compare(exported.content, subject, exported.layers, further, batches=PROBES, seed=seed)
+    except LayerError as error:
+        raise TamperError(f"{FILE} of {label} names layers that the model has not: {error}") from None
+    except ArtifactError as error:
+        raise TamperError(f"{FILE} of {label} does not answer as the model does: {error}") from None
+
+
 def read_export(version: ModelVersion, tag: OnnxTag, subject: Subject) -> Exported:
     """Download and verify the graph that a tag points to."""
     from auditor.explainers.artifact import read_artifact
 
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         path = version.download(tag.location, Path(folder))
-        artifact = read_artifact(path, digest=tag.digest, subject_digest=subject.digest)
+        artifact = read_artifact(path, digest=tag.digest, identity=subject.identity)
     manifest = artifact.manifest
     return Exported(
         digest=artifact.digest,

@@ -57,13 +57,17 @@ def explainer_changes(
     )
 
 
-def stale_reason(audit: Audit, subject: Subject, attached: Mapping[str, str | None], data: Data | None) -> str:
+def stale_reason(
+    audit: Audit, subject: Subject, attached: Mapping[str, str | None], data: Data | None, graph: str | None = None
+) -> str:
     """Return why an audit is not about the version as it is now; empty when it is.
 
-    ``attached`` maps each explainer to its digest, or to None when it does not verify; ``data`` are the images wanted.
+    ``attached`` maps each explainer to its digest, or to None when it does not verify; ``data`` are the images wanted;
+    ``graph`` is the digest of the ONNX graph, empty without one, and None where nobody asks.
     """
-    if audit.model["digest"] != subject.digest:
-        return f"it is of a model with digest {audit.model['digest'][:12]}, this one has {subject.digest[:12]}"
+    reason = _other_model(audit, subject)
+    if reason:
+        return reason
     if list(subject.class_names) != audit.model["classes"]:
         return "the class names have changed since"
     if audit.model.get("output", subject.output.name) != subject.output.name:
@@ -71,11 +75,30 @@ def stale_reason(audit: Audit, subject: Subject, attached: Mapping[str, str | No
     changed = explainer_changes({name: info.get("digest") for name, info in audit.explainers.items()}, attached).names
     if changed:
         return f"what is attached has changed since ({', '.join(changed)})"
+    if graph is not None and audit.model.get("onnx", graph) != graph:
+        return "the ONNX graph has changed since"
     if data is not None and audit.data["digest"] != data.digest:
         return f"it was made on other data ({audit.data['spec']})"
     if data is not None and audit.data.get("labels_digest", "") != data.labels_digest:
         return "it was made with other --labels"
     return ""
+
+
+def _other_model(audit: Audit, subject: Subject) -> str:
+    """Return how the model differs from the one that was audited, by its parts and its files."""
+    from auditor.subject.identity import Identity
+
+    identity = Identity.from_json(audit.model.get("identity"))
+    if identity is None and audit.model["digest"] == subject.identity.weights:
+        return "its digest is of version 1, which covers the weights but neither graph nor preprocessing"
+    if identity is None or identity.digest != audit.model["digest"]:
+        return f"it is of a model with digest {audit.model['digest'][:12]}, this one has {subject.digest[:12]}"
+    parts = identity.differences(subject.identity)
+    if parts:
+        return f"the model has other {' and '.join(parts)} now"
+    files = audit.model.get("files") or subject.files  # an audit of a module in memory names none
+    changed = sorted(name for name in {*files, *subject.files} if files.get(name) != subject.files.get(name))
+    return f"files of the model have changed since ({', '.join(changed[:5])})" if changed else ""
 
 
 def outdated(explainers: Mapping[str, str | None], audit: AuditTag | None, gate: GateTag | None) -> list[str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
-from auditor.plugins.registry import tags
+from auditor.plugins.registry import history, model_files, pt2_archive, tags
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SUBJECT_FILE = "auditor/subject.json"
-NOT_THE_MODEL = {"explainers", "audits", "auditor"}
+SUBJECT_FILE = "auditor/subject.json"  # written once, with the model
+SUBJECT_FOLDER = "auditor/subjects"  # later descriptions, each under its digest: copies of a version share the store
 
 
 def load_subject(
@@ -35,19 +37,22 @@ def load_subject(
 ) -> Subject:
     """Load the model behind an MLflow URI as a subject: ``load_subject("models:/m@champion")``.
 
-    A ``pt2`` model (MLflow's default) is validated record by record before torch opens it. A pickled module can run any
-    code on loading, so it is refused unless ``allow_pickle`` is true or the environment sets
-    MLFLOW_ALLOW_PICKLE_DESERIALIZATION=true. Class names, size, mean and std come from ``auditor/subject.json``, else
-    the input shape is read off the model and pixels in [0, 1] are assumed. ``output`` says how the model's outputs are
-    read (logits, softmax, log-softmax, sigmoid, multilabel), else its description, else what one pass shows.
+    Every file is compared with the version's pin, where it has one. A ``pt2`` model (MLflow's default) is checked
+    record by record, and torch opens the copy that was checked. A pickled module can run any code on loading, so it is
+    refused unless ``allow_pickle`` is true or the environment sets MLFLOW_ALLOW_PICKLE_DESERIALIZATION=true. Class
+    names, size, mean and std come from the version's tag, else ``auditor/subject.json``, else the input shape is read
+    off the model and pixels in [0, 1] are assumed. ``output`` says how the model's outputs are read (logits, softmax,
+    log-softmax, sigmoid, multilabel), else its description, else what one pass shows.
     """
     version = resolve(uri)
     uri = version.uri  # as it was typed, for messages
     with mlflow_errors(f"model {uri}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        path = _fetch(version, Path(folder))
-        notes = _notes(version, path)
-        module, exported_shape = _open(path, uri, allow_pickle)
-        shape = notes.get("input_shape") or exported_shape or _signature_shape(path)
+        path = Path(folder) / "model"
+        files = model_files.fetch(version, path)
+        model_files.check(version, files)
+        notes = _notes(version)
+        opened = _open(path, uri, allow_pickle)
+        shape = notes.get("input_shape") or opened.input_shape or _signature_shape(path)
     if size is not None:
         channels = shape[0] if shape and shape[0] > 0 else 3
         shape = [channels, *(size if len(size) == 2 else (size[0], size[0]))]
@@ -60,7 +65,7 @@ def load_subject(
     if not notes:
         log.info("model %s has no %s: pixels in [0, 1] without mean and std are assumed", version.label, SUBJECT_FILE)
     subject = Subject(
-        module,
+        opened.module,
         input_shape=shape,
         class_names=notes.get("class_names"),
         mean=notes.get("mean"),
@@ -70,6 +75,8 @@ def load_subject(
         layer=layer,
         name=version.name,
         version=version.version,
+        graph=opened.graph,
+        files=files,
     )
     if subject.output.ending != "none" and not (output or notes.get("output")):
         log.warning("model %s: %s; auditor describe %s records it.", version.label, subject.output.evidence, uri)
@@ -110,7 +117,11 @@ def log_subject(subject: Subject, registered_model_name: str, *, experiment: str
             reason = " ".join(str(error).split())[:160]
             raise ModelError(f"log_subject: torch.export cannot trace this module: {reason}") from error
         notes = subject.describe()
-        _upload_notes(client.get_logged_model(info.model_id).artifact_location, notes)
+        root = client.get_logged_model(info.model_id).artifact_location
+        _upload_notes(root, SUBJECT_FILE, notes)
+        with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+            logged = ModelVersion(root, "", "", root, info.model_id, experiment_id, {})
+            pin = model_files.pinned(model_files.fetch(logged, Path(folder)))
         try:
             client.create_registered_model(registered_model_name)
         except mlflow.exceptions.MlflowException as error:
@@ -121,7 +132,7 @@ def log_subject(subject: Subject, registered_model_name: str, *, experiment: str
             source=f"models:/{info.model_id}",
             run_id=run.info.run_id,
             model_id=info.model_id,
-            tags={tags.SUBJECT: tags.encode_subject(notes)},
+            tags={tags.SUBJECT: tags.encode_subject(notes), tags.MODEL: pin.encode()},
         )
     return f"models:/{registered_model_name}/{version.version}"
 
@@ -139,6 +150,7 @@ def describe(
 ) -> dict[str, Any]:
     """Add class names, size, mean, std and output to a version that exists; what is not given stays as it was.
 
+    Explainers and audits of the version speak of the model as it was described then, so a change makes them stale.
     Without ``output`` in the description, one pass shows whether the model ends in softmax, log-softmax or sigmoid.
     """
     version = resolve(uri, registered=True)
@@ -159,25 +171,35 @@ def describe(
     )
     notes = changed.describe()
     with mlflow_errors(f"describe {uri}"):
-        _upload_notes(version.root, notes)
+        _upload_notes(version.root, _notes_file(notes), notes)
+        model_files.pin(version, subject)
         set_tag(version, tags.SUBJECT, tags.encode_subject(notes))
-    return {**notes, "output_evidence": changed.output.evidence}
+        history.append(version, "describe", {"description": hashlib.sha256(_notes_bytes(notes)).hexdigest()})
+    stale = subject.identity.differences(replace(changed.identity, graph=subject.identity.graph))
+    return {**notes, "output_evidence": changed.output.evidence, "changed": stale}
 
 
 def check_notes(version: ModelVersion) -> None:
-    """Raise when the stored ``subject.json`` is not what the version's tag says."""
+    """Raise when the stored description is not what the version's tag says, or there is one and no tag to compare."""
     if tags.SUBJECT not in version.tags:
+        _check_untagged(version)
         return
     what = f"{SUBJECT_FILE} of {version.label}"
-    expected = _notes_bytes(
-        tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}")
-    )
-    with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        stored = _read_notes(version, Path(folder))
+    notes = tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}")
+    stored = _read(version, _notes_file(notes)) or _read(version, SUBJECT_FILE)
     if stored is None:
         raise TamperError(f"{what} is missing from the artifact store; run auditor describe again.")
-    if stored != expected:
+    if stored != _notes_bytes(notes):
         raise TamperError(f"{what} is not what was attached; run auditor describe again.")
+
+
+def _check_untagged(version: ModelVersion) -> None:
+    has_results = any(key.startswith((tags.EXPLAINER, tags.AUDIT, tags.ONNX)) for key in version.tags)
+    if has_results and _read(version, SUBJECT_FILE) is not None:
+        raise TamperError(
+            f"{SUBJECT_FILE} of {version.label} has no tag {tags.SUBJECT} to be compared with, so whoever can write to "
+            "the artifact store could have written it; run auditor describe with class names, mean and std."
+        )
 
 
 def _requirements() -> list[str]:
@@ -199,55 +221,58 @@ def _notes_bytes(notes: dict[str, Any]) -> bytes:
     return (json.dumps(notes, sort_keys=True, indent=1) + "\n").encode()
 
 
-def _upload_notes(root: str, notes: dict[str, Any]) -> None:
+def _notes_file(notes: dict[str, Any]) -> str:
+    return f"{SUBJECT_FOLDER}/{hashlib.sha256(_notes_bytes(notes)).hexdigest()[:12]}.json"
+
+
+def _upload_notes(root: str, name: str, notes: dict[str, Any]) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
-        file = Path(folder) / "subject.json"
+        file = Path(folder) / Path(name).name
         file.write_bytes(_notes_bytes(notes))
         repository: Any = get_artifact_repository(root)
-        repository.log_artifact(str(file), "auditor")
+        repository.log_artifact(str(file), str(Path(name).parent))
 
 
-def _fetch(version: ModelVersion, folder: Path) -> Path:
-    """Download the model itself, without attached explainers, into a folder of its own."""
+def _read(version: ModelVersion, path: str) -> bytes | None:
+    """Return a small file beside the model; None when there is none."""
     repository = version.repository()
-    entries = [entry.path for entry in repository.list_artifacts()]
-    if "MLmodel" not in entries:
-        raise ModelError(f"model {version.uri}: there is no MLmodel file at its source, so this is no MLflow model.")
-    for entry in entries:
-        if entry not in NOT_THE_MODEL:
-            repository.download_artifacts(entry, str(folder))
-    return folder
-
-
-def _read_notes(version: ModelVersion, folder: Path) -> bytes | None:
-    repository = version.repository()
-    if not any(entry.path == SUBJECT_FILE for entry in repository.list_artifacts("auditor") or []):
+    if not any(entry.path == path for entry in repository.list_artifacts(str(Path(path).parent)) or []):
         return None
-    return Path(repository.download_artifacts(SUBJECT_FILE, str(folder))).read_bytes()
+    with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+        return Path(repository.download_artifacts(path, folder)).read_bytes()
 
 
-def _notes(version: ModelVersion, folder: Path) -> dict[str, Any]:
+def _notes(version: ModelVersion) -> dict[str, Any]:
     """Return how to use the model: the version's tag, else the file beside the model."""
-    text = version.tags.get(tags.SUBJECT) or _read_notes(version, folder)
+    text = version.tags.get(tags.SUBJECT) or _read(version, SUBJECT_FILE)
     return tags.decode_subject(text, f"{SUBJECT_FILE} of {version.label}") if text else {}
 
 
-def _open(path: Path, uri: str, allow_pickle: bool | None) -> tuple[nn.Module, list[int] | None]:
-    """Return the module and, for an exported graph, its input shape."""
-    import yaml
+@dataclass(frozen=True)
+class _Opened:
+    """A module, the input shape that its export names, and the digest of what runs it."""
 
-    flavors = yaml.safe_load((path / "MLmodel").read_text()).get("flavors", {})
+    module: nn.Module
+    input_shape: list[int] | None
+    graph: str
+
+
+def _open(path: Path, uri: str, allow_pickle: bool | None) -> _Opened:
+    """Return the module and, for an exported graph, its input shape."""
+    flavors = _flavors(path / "MLmodel", uri)
     flavor = flavors.get("pytorch")
     if flavor is None:
         names = ", ".join(sorted(flavors)) or "none"
         raise ModelError(
             f"model {uri}: want an MLflow model of flavor pytorch, got {names}; log it with mlflow.pytorch."
         )
-    data = path / flavor.get("model_data", "data")
+    data = path / str(flavor.get("model_data", "data"))
+    if not data.resolve().is_relative_to(path.resolve()):
+        raise TamperError(f"model {uri}: its MLmodel file names a folder outside the model; log it again.")
     if (data / "model.pt2").is_file():
-        return _open_exported(data / "model.pt2", uri)
+        return _open_exported(data / "model.pt2", path.parent, uri)
     if allow_pickle is None:
         allow_pickle = os.environ.get("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "").lower() in ("1", "true")
     if not allow_pickle:
@@ -273,18 +298,31 @@ def _open(path: Path, uri: str, allow_pickle: bool | None) -> tuple[nn.Module, l
             os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = before
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {uri}: want a torch nn.Module, got {type(module).__name__}.")
-    return module, None
+    return _Opened(module, None, tags.digest_of_files(model_files.digests(data)))
 
 
-def _open_exported(file: Path, uri: str) -> tuple[nn.Module, list[int] | None]:
-    """Open a pt2 archive only after MLflow's validator has looked at every record, then give it its modules back."""
-    import torch
-    from mlflow.pytorch import _validate_pt2_archive_is_pickle_free
+def _flavors(file: Path, uri: str) -> dict[str, Any]:
+    import yaml
 
-    _validate_pt2_archive_is_pickle_free(str(file))
     try:
-        program = torch.export.load(str(file))
+        flavors = yaml.safe_load(file.read_text(encoding="utf-8"))["flavors"]
+        return {str(name): entry if isinstance(entry, dict) else {} for name, entry in flavors.items()}
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise TamperError(f"model {uri}: its MLmodel file cannot be read ({reason}); log the model again.") from None
+
+
+def _open_exported(file: Path, folder: Path, uri: str) -> _Opened:
+    """Open the copy of a pt2 archive that holds only what was checked, then give it its modules back."""
+    import torch
+
+    try:
+        checked = pt2_archive.repack(file, folder)
+        graph = pt2_archive.graph_digest(checked)
+        program = torch.export.load(str(checked))
         module = torch.export.unflatten(program)
+    except AuditError as error:
+        raise type(error)(f"model {uri}: {error}") from None
     except Exception as error:
         raise ModelError(
             f"model {uri}: torch cannot open its pt2 archive: {' '.join(str(error).split())[:160]}"
@@ -293,8 +331,9 @@ def _open_exported(file: Path, uri: str) -> tuple[nn.Module, list[int] | None]:
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in names:
             sizes = list(node.meta["val"].shape[1:])
-            return module, [n if isinstance(n, int) else -1 for n in sizes]  # -1: any size, by the exported graph
-    return module, None
+            shape = [n if isinstance(n, int) else -1 for n in sizes]  # -1: any size, by the exported graph
+            return _Opened(module, shape, graph)
+    return _Opened(module, None, graph)
 
 
 def _signature_shape(path: Path) -> list[int] | None:

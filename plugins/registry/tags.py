@@ -7,11 +7,12 @@ wrong shape is a tag with a ``problem``, and ``usable()`` turns the problem into
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 from auditor.errors import ModelError, TamperError
@@ -22,8 +23,11 @@ AUDIT = "auditor.audit"
 GATE = "auditor.gate"
 ONNX = "auditor.onnx"
 SUBJECT = "auditor.subject"
+MODEL = "auditor.model"
+LOG = "auditor.log"  # the newest entry of the model's history about the version
 LINEAGE = "auditor.lineage"
 CARD = "card."  # followed by a field of the model card; set by people
+SEALED = (EXPLAINER, AUDIT, GATE, ONNX, MODEL, LINEAGE)  # tags that carry a checksum
 RUN_AUDIT = "auditor.audit_digest"  # of a run that evaluated a model
 
 SUBJECT_SCHEMA = 1
@@ -45,8 +49,9 @@ class _Tag:
         return self
 
     def encode(self) -> str:
-        """Return the tag's value."""
-        return json.dumps({k: v for k, v in asdict(self).items() if k not in ("problem", "name")}, sort_keys=True)
+        """Return the tag's value: canonical JSON that carries its own checksum."""
+        value = json.loads(json.dumps({k: v for k, v in asdict(self).items() if k not in ("problem", "name")}))
+        return json.dumps({**value, "checksum": _checksum(value)}, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ class GateTag(_Tag):
     checks: int = 0
     failed: tuple[str, ...] = ()
     audit_digest: str = ""
+    digest: str = ""  # of verdict.json; empty where a release before wrote no file
+    location: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,15 @@ class OnnxTag(_Tag):
 
 
 @dataclass(frozen=True)
+class ModelTag(_Tag):
+    """The pin of a model: the sha256 of each of its files by path, and the digest over that list."""
+
+    digest: str = ""
+    files: dict[str, str] = field(default_factory=dict)  # empty where there are too many for a tag
+    time: str = ""
+
+
+@dataclass(frozen=True)
 class LineageTag(_Tag):
     """Where a version came from that was made out of another, with an explainer's network or without its concepts."""
 
@@ -112,6 +128,30 @@ class LineageTag(_Tag):
     layer: str | None = None
     time: str = ""
     change: str = ""  # what was changed, in words; empty where the network is the explainer's own
+
+
+def altered(tags: Mapping[str, str]) -> list[str]:
+    """Return the names of our tags that are not as they were written, by their checksums; older ones have none.
+
+    >>> value = GateTag("pass", "2026-11-18").encode()
+    >>> altered({GATE: value}), altered({GATE: value.replace("11-18", "11-19")}), altered({GATE: '{"verdict": "pass"}'})
+    ([], ['auditor.gate'], [])
+    """
+    return sorted(key for key, value in tags.items() if key.startswith(SEALED) and not _is_whole(value))
+
+
+def _is_whole(value: str) -> bool:
+    document = _object(value)
+    if not document:
+        return False
+    rest = {k: v for k, v in document.items() if k != "checksum"}
+    if "checksum" not in document:  # of a release before
+        return set(document) <= FIELDS
+    return document["checksum"] == _checksum(rest) and json.dumps(document, sort_keys=True) == value
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def explainer_names(tags: Mapping[str, str]) -> list[str]:
@@ -131,6 +171,11 @@ def explainer_tags(tags: Mapping[str, str]) -> list[ExplainerTag]:
 def explainer_tag(tags: Mapping[str, str], name: str) -> ExplainerTag | None:
     """Return the tag of one explainer; None when there is none of this name."""
     return _explainer(name, tags[EXPLAINER + name]) if EXPLAINER + name in tags else None
+
+
+FIELDS = frozenset(
+    field.name for tag in (ExplainerTag, AuditTag, GateTag, OnnxTag, ModelTag, LineageTag) for field in fields(tag)
+)
 
 
 def audit_tag(tags: Mapping[str, str]) -> AuditTag | None:
@@ -166,7 +211,12 @@ def gate_tag(tags: Mapping[str, str]) -> GateTag | None:
     value = _object(tags[GATE])
     if value.get("verdict") not in ("pass", "fail"):
         return GateTag(problem=f"the tag {GATE} is not what a gate writes; run the gate again.")
-    texts = {k: _text(value.get(k)) for k in ("verdict", "time", "policy", "policy_digest", "baseline", "audit_digest")}
+    names = ("verdict", "time", "policy", "policy_digest", "baseline", "audit_digest", "digest", "location")
+    texts = {k: _text(value.get(k)) for k in names}
+    if texts["digest"]:
+        problem = _pointer_problem(GATE, texts["digest"], texts["location"], "what a gate writes; run the gate again")
+        if problem:
+            return GateTag(problem=problem)
     return GateTag(**texts, checks=_count(value.get("checks")), failed=_sequence(value.get("failed")))
 
 
@@ -186,6 +236,22 @@ def onnx_tag(tags: Mapping[str, str]) -> OnnxTag | None:
         layers=_sequence(value.get("layers")),
         features=_sequence(value.get("features")),
     )
+
+
+def model_tag(tags: Mapping[str, str]) -> ModelTag | None:
+    """Return the pin of the model's files; None when there is none."""
+    if MODEL not in tags:
+        return None
+    value = _object(tags[MODEL])
+    files, digest = _texts(value.get("files")), _text(value.get("digest"))
+    if DIGEST.fullmatch(digest) is None or (files and digest_of_files(files) != digest):
+        return ModelTag(problem=f"the tag {MODEL} is not what was pinned; register the model as a new version.")
+    return ModelTag(digest, files, _text(value.get("time")))
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """Return the sha256 over a list of files, each a path with its own sha256."""
+    return hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
 
 
 def encode_subject(description: Mapping[str, Any]) -> str:
@@ -212,8 +278,8 @@ def card_fields(tags: Mapping[str, str], fields: Iterable[str]) -> dict[str, str
 
 
 def what_is_served(tags: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the tags that a server depends on: all of ours but the verdict, which changes nothing that is served."""
-    return sorted((k, v) for k, v in tags.items() if k.startswith(OURS) and not k.startswith(GATE))
+    """Return the tags that a server depends on: all of ours but verdict and log, which change nothing served."""
+    return sorted((k, v) for k, v in tags.items() if k.startswith(OURS) and not k.startswith((GATE, LOG)))
 
 
 def safe_path(path: str) -> str:

@@ -1,29 +1,59 @@
-"""Verification: everything stored beside a version, checked byte by byte: explainers, ONNX graph, ``subject.json``."""
+"""Verification: a version checked byte by byte: model files, explainers, graph, audit, verdict, tags, history."""
 
 from __future__ import annotations
 
-from auditor.errors import AuditError
-from auditor.plugins.registry import tags
+from collections.abc import Callable
+
+from auditor.errors import AuditError, TamperError
+from auditor.plugins.registry import history, tags
 from auditor.plugins.registry.attachments import Attached, list_attached
+from auditor.plugins.registry.audits import check_audit
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
-from auditor.plugins.registry.onnx_exports import FILE, load_export
+from auditor.plugins.registry.onnx_exports import FILE, check_export
 from auditor.plugins.registry.subjects import check_notes, load_subject
+from auditor.plugins.registry.verdicts import latest_verdict
 
 
 def verify(uri: str | ModelVersion, *, allow_pickle: bool | None = None) -> list[Attached]:
-    """Return every attached explainer with its problem; ``subject.json`` and the ONNX graph where they have one."""
+    """Return every attached explainer with its problem, and everything else of the version that has one."""
     version = resolve(uri, registered=True)
     results: list[Attached] = []
-    if tags.explainer_names(version.tags) or tags.ONNX in version.tags:
+    try:
         subject = load_subject(version, allow_pickle=allow_pickle)
+    except TamperError as error:
+        results.append(Attached("model", "model", "", "", "", str(error)))
+    else:
         results = list_attached(version, subject=subject)
         try:
-            load_export(version, subject)
+            check_export(version, subject)
         except AuditError as error:
             results.append(Attached(FILE, "onnx", "", "auditor/exports", "", str(error)))
+    for name, kind, check in (
+        ("subject.json", "subject", check_notes),
+        ("audit", "audit", check_audit),
+        ("verdict", "verdict", latest_verdict),
+        ("history", "history", _check_history),
+    ):
+        problem = _problem(version, check)
+        if problem:
+            results.append(Attached(name, kind, "", "auditor", "", problem))
+    for key in tags.altered(version.tags):
+        results.append(Attached(key, "tag", "", "", "", f"the tag {key} is not as it was written; restore it."))
+    return results
+
+
+def _problem(version: ModelVersion, check: Callable[[ModelVersion], object]) -> str:
     try:
         with mlflow_errors(f"verify {version.label}"):
-            check_notes(version)
+            check(version)
     except AuditError as error:
-        results.append(Attached("subject.json", "subject", "", "auditor", "", str(error)))
-    return results
+        return str(error)
+    return ""
+
+
+def _check_history(version: ModelVersion) -> None:
+    """Raise when the version names an entry of its model's history that is not there, or the history is not whole."""
+    heads = {version.version: version.tags[tags.LOG]} if tags.LOG in version.tags else {}
+    for entry in history.verify(history.entries(version.name), heads=heads):
+        if entry.problem:
+            raise TamperError(f"the tag {tags.LOG} or the history of {version.name}: {entry.problem}.")

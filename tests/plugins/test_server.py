@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -12,6 +13,7 @@ import mlflow
 import pytest
 
 from auditor import plugins
+from auditor.explainers.manifest import seal, sha256
 from auditor.plugins.registry.location import resolve, set_tag
 
 EVIL = "<script>alert(1)</script>"
@@ -95,7 +97,8 @@ def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Rep
     return Path(version.root.removeprefix("file://")) / "audits" / digest[:12]
 
 
-def set_gate(uri: str, **changed) -> None:
+def set_gate(uri: str, *, file: bool = True, **changed) -> None:
+    """Store a verdict as `plugins/registry/verdicts.py` does; without its file it is a tag that somebody wrote."""
     version = resolve(uri)
     audit = json.loads(version.tags.get("auditor.audit", "{}")).get("digest", "")
     value = {
@@ -107,8 +110,14 @@ def set_gate(uri: str, **changed) -> None:
         "checks": 3,
         "failed": [],
         "audit_digest": audit,
-    }
-    set_tag(version, "auditor.gate", json.dumps({**value, **changed}))
+    } | changed
+    if file:
+        content = seal({"model": uri, "verdict": value["verdict"], "audit_digest": value["audit_digest"]})
+        value |= {"digest": sha256(content), "location": f"auditor/verdicts/{sha256(content)[:12]}"}
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "verdict.json").write_bytes(content)
+            version.repository().log_artifacts(folder, value["location"])
+    set_tag(version, "auditor.gate", json.dumps(value))
 
 
 @pytest.fixture(scope="module")
@@ -395,3 +404,28 @@ def test_a_login_that_lacks_its_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow.server.auth", None)
     with pytest.raises(mlflow.exceptions.MlflowException, match=r"mlflow-auditor\[auth\]"):
         server._with_login()
+
+
+def test_a_hand_made_verdict_is_never_shown_as_passed(page, shown):
+    """The hole: one tag was enough for a green badge."""
+    uri = "models:/shown/3"
+    version = resolve(uri)
+    try:
+        set_gate(uri, file=False)
+        for address in ("/auditor/model?name=shown", "/auditor/version?name=shown&version=3"):
+            text = text_of(page.get(address))
+            assert "! unverified" in text
+        assert "the tag names no verdict file" in text_of(page.get("/auditor/version?name=shown&version=3")).lower()
+        assert "✓ passed" not in text_of(page.get("/auditor/version?name=shown&version=3"))
+        set_gate(uri, audit_digest="0" * 64)
+        tag = json.loads(resolve(uri).tags["auditor.gate"])
+        set_tag(version, "auditor.gate", json.dumps({**tag, "audit_digest": "1" * 64}))
+        text = text_of(page.get("/auditor/version?name=shown&version=3"))
+        assert "! unverified" in text
+        assert "has audit_digest" in text
+        set_gate(uri, verdict="fail", failed=["model/accuracy"])
+        tag = json.loads(resolve(uri).tags["auditor.gate"])
+        set_tag(version, "auditor.gate", json.dumps({**tag, "verdict": "pass", "failed": []}))
+        assert "✓ passed" not in text_of(page.get("/auditor/version?name=shown&version=3"))
+    finally:
+        mlflow.MlflowClient().delete_model_version_tag("shown", "3", "auditor.gate")

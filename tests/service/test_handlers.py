@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from auditor.plugins import load_subject
 from auditor.service import types
 from auditor.service.openapi import document
 from auditor.service.types import ErrorAnswer, ExplainAnswer, ExplainBatchAnswer
@@ -54,7 +55,8 @@ def test_an_image_gets_prediction_concepts_and_stability(http, pngs, digits, con
             assert a["contribution"] == pytest.approx(b.contribution, rel=1e-3, abs=1e-3)
     assert 0 <= answer["stability"]["score"] <= 1
     assert answer["model"]["name"] == "served"
-    assert answer["model"]["digest"] == digits.digest
+    version = answer["model"]["version"]
+    assert answer["model"]["digest"] == load_subject(f"models:/served/{version}").digest
     assert {"read", "queue", "forward", "concepts", "heads", "stability", "total"} <= set(answer["timings"])
 
 

@@ -15,7 +15,8 @@ from auditor.service.settings import OLD_NAMES, Settings, as_variables, from_env
 # a value of every setting that is not its default
 GIVEN = {
     "model": "models:/m@champion", "engine": "onnx", "device": "cuda:1", "precision": "float16", "workers": 3,
-    "threads": 2, "allow_pickle": True, "max_batch": 5, "max_wait_ms": 2.5, "queue": 77, "slow_queue": 9,
+    "threads": 2, "allow_pickle": True, "require_verdict": Path("trusted"),
+    "max_batch": 5, "max_wait_ms": 2.5, "queue": 77, "slow_queue": 9,
     "request_timeout_s": 12.5, "search_timeout_s": 0.75, "max_search_timeout_s": 4.5, "max_body_mb": 1.5,
     "max_pixels": 12345, "decoders": 3, "decode_timeout_s": 3.5, "decode_memory_mb": 640,
     "upload_timeout_s": 7.5, "api_keys": Path("keys.txt"), "keys_grace_s": 9.5,

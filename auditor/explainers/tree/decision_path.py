@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.errors import ArtifactError
 from auditor.kernels.trees.tree import Tree
 
 Array = NDArray[Any]
@@ -132,10 +133,26 @@ def tree_from_json(document: dict[str, Any]) -> Tree:
     ints = {
         name: np.array(document[name], dtype=np.int32) for name in ("feature", "threshold", "left", "right", "rows")
     }
-    return Tree(
+    tree = Tree(
         n_features=int(document["n_features"]),
         bits=int(document["bits"]),
         value=np.array(document["value"], dtype=np.float64),
         gain=np.array(document["gain"], dtype=np.float64),
         **ints,
     )
+    _check_is_tree(tree)
+    return tree
+
+
+def _check_is_tree(tree: Tree) -> None:
+    """Raise unless children come after their parents and inside the arrays: a circle would be walked without end."""
+    n = len(tree.feature)
+    arrays = (tree.threshold, tree.left, tree.right, tree.rows, tree.gain, tree.value)
+    if n == 0 or any(len(a) != n for a in arrays) or tree.value.ndim != 2 or not 1 <= tree.bits <= 8:
+        raise ArtifactError("tree.json: its arrays do not fit together; fit the tree again.")
+    inner = np.flatnonzero(tree.feature >= 0)
+    children = np.concatenate([tree.left[inner], tree.right[inner]])
+    later = (tree.left[inner] > inner) & (tree.right[inner] > inner)
+    is_tree = bool(later.all()) and bool((children < n).all()) and len(np.unique(children)) == len(children)
+    if not is_tree or len(children) != n - 1 or bool((tree.feature >= tree.n_features).any()):
+        raise ArtifactError("tree.json: its nodes form no tree; fit the tree again.")

@@ -1,6 +1,7 @@
 """Finished parts on disk: theirs alone, whole or not at all."""
 
 from auditor.auditing.cache import AuditCache, default_folder
+from auditor.explainers.manifest import seal
 from auditor.metrics.measure import of_value
 
 
@@ -46,3 +47,37 @@ def test_where_caches_live(monkeypatch, tmp_path):
     assert default_folder() == tmp_path / "xdg" / "mlflow-auditor"
     monkeypatch.setenv("AUDITOR_CACHE", str(tmp_path / "mine"))
     assert default_folder() == tmp_path / "mine"
+
+
+def test_a_planted_part_counts_for_nothing(tmp_path):
+    """The hole: a sealed file needs no key, so anybody could write the numbers of the next audit."""
+    cache = AuditCache(tmp_path, {"a": 1})
+    cache.folder.mkdir()
+    planted = seal({"part": "part", "metrics": {"m": of_value(0.9999, "up").to_json()}})
+    for content in (planted, b"0" * 64 + b"\n" + planted):
+        cache._file("part").write_bytes(content)
+        assert cache.get("part") is None
+
+
+def test_a_part_of_another_audit_or_another_name_counts_for_nothing(tmp_path):
+    one, two = AuditCache(tmp_path, {"a": 1}), AuditCache(tmp_path, {"a": 2})
+    one.put("part", {"m": of_value(0.5, "up")})
+    two.folder.mkdir()
+    two._file("part").write_bytes(one._file("part").read_bytes())
+    assert two.get("part") is None
+    one._file("other").write_bytes(one._file("part").read_bytes())
+    assert one.get("other") is None
+    assert one.get("part") is not None
+
+
+def test_folders_and_keys_that_others_may_write_are_not_used(tmp_path, caplog):
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    assert AuditCache(open_folder, {"a": 1}).folder is None
+    assert "may be written by others" in caplog.text
+    mine = tmp_path / "mine"
+    assert AuditCache(mine, {"a": 1}).folder is not None
+    assert (mine / "cache.key").stat().st_mode & 0o777 == 0o600
+    (mine / "cache.key").chmod(0o666)
+    assert AuditCache(mine, {"a": 1}).folder is None

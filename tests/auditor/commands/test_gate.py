@@ -22,7 +22,8 @@ def test_pass_is_exit_0_and_moves_the_alias(cli, gated, policy, tmp_path):
     assert str(mlflow.MlflowClient().get_registered_model("gated").aliases["command"]) == uri.rpartition("/")[2]
     shown = cli("gate", uri, "--policy", policy)
     n = len(answer["checks"])
-    assert (shown.exit_code, shown.stdout) == (0, f"PASS: {uri}, {n} of {n} checks hold\n")
+    unsigned = "the verdict is unsigned (no --sign-key)"
+    assert (shown.exit_code, shown.stdout) == (0, f"PASS: {uri}, {n} of {n} checks hold\n{unsigned}\n")
 
 
 def test_fail_is_exit_1_and_moves_nothing(cli, gated, hard, tmp_path):

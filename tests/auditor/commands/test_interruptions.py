@@ -24,6 +24,13 @@ COMMANDS = {
         ("auditor.plugins", "run_gate"),
         "there is no verdict and nothing was promoted",
     ),
+    "policy check": (["POLICY"], ("auditor.release.policy", "read_policy"), "nothing was checked"),
+    "keys new": (["alice"], ("auditor.signing.keys", "new_key"), "no key was made"),
+    "keys list": ([], ("auditor.signing.keys", "read_trusted"), "nothing was changed"),
+    "keys revoke": (["alice"], ("auditor.signing.keys", "revoke"), "the key counts as before"),
+    "sign": ([MODEL], ("auditor.signing.keys", "current_signer"), "not everything was signed"),
+    "log show": (["digits"], ("auditor.plugins.registry.history", "entries"), "nothing was changed"),
+    "log verify": (["digits"], ("auditor.plugins.registry.history", "entries"), "not everything was checked"),
     "compare": (
         [MODEL, MODEL, "--data", "sklearn:digits"],
         ("auditor.plugins", "load_subject"),
@@ -131,21 +138,23 @@ def test_after_the_commit_fit_does_not_deny_it(registry, monkeypatch, concepts):
 
 
 def test_a_gate_that_has_judged_says_its_verdict(tmp_path, monkeypatch, audited):
-    from dataclasses import replace
-
     from auditor.release.gate import judge
     from auditor.release.policy import parse_policy
 
     (tmp_path / "policy.toml").write_text('[limits."model/accuracy"]\nmin = 0.5\n')
     gate = judge(audited, parse_policy((tmp_path / "policy.toml").read_text()))
-    run = ["gate", MODEL, "--policy", str(tmp_path / "policy.toml"), "--junit", str(tmp_path)]  # a folder: not writable
-    for promoted, words in (("", "nothing was promoted"), ("champion", "alias champion was moved")):
-        monkeypatch.setattr(
-            "auditor.plugins.run_gate", lambda *a, p=promoted, **k: replace(gate, promoted=p), raising=False
-        )
-        result = CliRunner().invoke(auditor, run)
-        assert result.exit_code == 2
-        assert f"; the verdict is pass, {words}, the files asked for may be missing.\n" in result.stderr
+    blocked = tmp_path / "policy.toml" / "j.xml"  # below a file: not writable
+
+    def judged(*_args, before_promotion, **_options):
+        before_promotion(gate)
+        raise AssertionError("a report that cannot be written stops the gate")
+
+    monkeypatch.setattr("auditor.plugins.run_gate", judged, raising=False)
+    run = ["gate", MODEL, "--policy", str(tmp_path / "policy.toml"), "--junit", str(blocked)]
+    result = CliRunner().invoke(auditor, run)
+    assert result.exit_code == 2
+    words = "the verdict is pass, nothing was promoted, the files asked for may be missing"
+    assert f"; {words}.\n" in result.stderr
 
 
 def test_a_fresh_audit_keeps_no_parts_and_does_not_say_so(monkeypatch):

@@ -1,6 +1,7 @@
 import io
 import json
 import pickle  # noqa: TID251  a test tries to smuggle one in
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,8 +10,15 @@ import torch
 from auditor.errors import ArtifactError, TamperError
 from auditor.explainers.artifact import MANIFEST, TENSORS, check_no_pickle, read_artifact, seal, write_artifact
 from auditor.explainers.base import Explainer
+from auditor.subject.identity import Identity
 
-DOCUMENT = {"kind": "nmf", "metrics": {"a": 1.5, "b": float("nan")}, "subject_digest": "s" * 64}
+MODEL = Identity("w" * 64, "g" * 64, "p" * 64, "c" * 64)
+DOCUMENT = {
+    "kind": "nmf",
+    "metrics": {"a": 1.5, "b": float("nan")},
+    "subject_digest": MODEL.digest,
+    "subject": MODEL.to_json(),
+}
 
 
 @pytest.fixture
@@ -21,7 +29,7 @@ def folder(tmp_path):
 
 
 def test_round_trip(folder):
-    got = read_artifact(folder, subject_digest="s" * 64)
+    got = read_artifact(folder, identity=MODEL)
     assert torch.equal(got.tensors["w"], torch.arange(12.0).reshape(3, 4))
     assert got.files == {"tree.json": b'{"a": 1}'}
     assert got.manifest["metrics"] == {"a": 1.5, "b": None}
@@ -70,11 +78,11 @@ def test_a_resealed_manifest_is_caught_by_the_digest(folder):
 
 
 def test_unfinished_newer_and_unknown_are_refused(folder, tmp_path):
-    with pytest.raises(TamperError, match="fitted to a model with digest ssssssssssss"):
-        read_artifact(folder, subject_digest="t" * 64)
+    with pytest.raises(TamperError, match="fitted to a model with other weights"):
+        read_artifact(folder, identity=replace(MODEL, weights="t" * 64))
     manifest = json.loads((folder / MANIFEST).read_bytes())
-    (folder / MANIFEST).write_bytes(seal({**manifest, "schema_version": 2}))
-    with pytest.raises(ArtifactError, match="schema version 2 is newer than 1"):
+    (folder / MANIFEST).write_bytes(seal({**manifest, "schema_version": 3}))
+    with pytest.raises(ArtifactError, match="schema version 3 is newer than 2"):
         read_artifact(folder)
     (folder / MANIFEST).unlink()
     with pytest.raises(ArtifactError, match="never finished"):
@@ -187,3 +195,27 @@ def test_tensors_whose_header_length_begins_like_a_pickle(tmp_path, protocol):
     check_no_pickle("tensors.safetensors", content, "artifact a")
     with pytest.raises(ArtifactError, match="is a pickle"):
         check_no_pickle("tensors.safetensors", pickle.dumps([1], protocol) + content, "artifact a")
+
+
+@pytest.mark.parametrize("part", ["weights", "graph", "preprocessing", "classes"])
+def test_each_part_of_the_model_is_compared_and_named(folder, part):
+    with pytest.raises(TamperError, match="other class names" if part == "classes" else f"other {part}"):
+        read_artifact(folder, identity=replace(MODEL, **{part: "x" * 64}))
+
+
+def test_a_module_in_memory_has_no_graph_to_compare(folder):
+    read_artifact(folder, identity=replace(MODEL, graph=""))
+
+
+def test_a_digest_of_the_first_release_compares_weights_only(tmp_path):
+    write_artifact(tmp_path / "a", {"kind": "nmf", "subject_digest": "w" * 64}, {"w": torch.zeros(1)})
+    read_artifact(tmp_path / "a", identity=replace(MODEL, graph="other"))
+    with pytest.raises(TamperError, match="was fitted to a model with digest wwww"):
+        read_artifact(tmp_path / "a", identity=replace(MODEL, weights="v" * 64))
+
+
+def test_a_manifest_whose_parts_are_not_of_its_digest_is_refused(tmp_path):
+    document = {"kind": "nmf", "subject_digest": "0" * 64, "subject": MODEL.to_json()}
+    write_artifact(tmp_path / "a", document, {"w": torch.zeros(1)})
+    with pytest.raises(TamperError, match="fitted to a model with digest 0000"):
+        read_artifact(tmp_path / "a", identity=MODEL)

@@ -9,7 +9,7 @@ import pytest
 from auditor.auditing.audit import Audit
 from auditor.errors import OptionError
 from auditor.metrics.measure import Measure, of_value, skipped
-from auditor.release.gate import Gate, judge, label_of, passed
+from auditor.release.gate import Gate, SignedBy, judge, label_of, passed
 from auditor.release.policy import Limit, Policy
 
 MODEL = {"name": "m", "version": "1", "digest": "d" * 64, "input_shape": [1, 8, 8], "classes": ["a", "b"]}
@@ -317,3 +317,67 @@ def test_a_direction_that_is_missing_matters_only_where_better_is_asked_for():
     assert judge(audit, policy, base).verdict == "pass"
     missing = policy_of({"model/accuracy": {"threshold": 0.5}})  # fails as missing, whatever its direction
     assert judge(audit, missing).verdict == "fail"
+
+
+PINS = [
+    ({"data_digest": "d" * 64}, "pin/data"),
+    ({"images": 31}, "pin/images"),
+    ({"explained": 31}, "pin/explained"),
+    ({"seed": 1}, "pin/seed"),
+    ({"auditor": ">=9"}, "pin/auditor"),
+    ({"kinds": ["tree"]}, "pin/kind/tree"),
+]
+
+
+def pinned(pins, signers=None):
+    from auditor.release.policy import Pins, Signers
+
+    rules = policy_of({"model/accuracy": {"min": 0.5}})
+    return replace(rules, pins=Pins(**pins), signers=Signers(**(signers or {})))
+
+
+def with_pins():
+    audit = audit_of({"model/accuracy": 0.9, "explainer/a/verified": 1.0})
+    data = {**audit.data, "digest": "a" * 64, "n": 30, "n_explained": 30}
+    versions = {"mlflow-auditor": "0.1.0"}
+    return replace(audit, data=data, seed=0, versions=versions, explainers={"a": {"kind": "nmf", "digest": "1" * 64}})
+
+
+@pytest.mark.parametrize(("pins", "metric"), PINS)
+def test_an_audit_made_of_something_else_fails(pins, metric):
+    gate = judge(with_pins(), pinned(pins))
+    assert (gate.verdict, gate.failed) == ("fail", [metric])
+    assert "the audit has" in gate.checks[0].reason
+
+
+def test_an_audit_made_of_what_is_pinned_passes():
+    pins = {"data_digest": "a" * 12, "images": 30, "explained": 30, "seed": 0, "auditor": ">=0.1,<1", "kinds": ["nmf"]}
+    assert judge(with_pins(), pinned(pins)).verdict == "pass"
+
+
+def test_a_baseline_with_the_same_weights_fails_where_it_must_differ():
+    rules, audit = pinned({"baseline_differs": True}), with_pins()
+    with pytest.raises(OptionError, match=r"pins\.baseline_differs refers to a baseline"):
+        judge(audit, rules)
+    assert judge(audit, rules, audit).failed == ["pin/baseline"]
+    other = replace(audit, model={**audit.model, "digest": "f" * 64})
+    assert judge(audit, rules, other).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("signers", "signed", "failed"),
+    [
+        ({}, SignedBy(), []),
+        ({}, SignedBy(required=True, problem="nobody did"), ["signer/audit"]),
+        ({}, SignedBy(("a",), required=True), []),
+        ({"audit": ["a"]}, SignedBy(("a",)), []),
+        ({"audit": ["a"]}, SignedBy(("b",)), ["signer/audit"]),
+        ({"model": ["a"]}, SignedBy(("a",), ()), ["signer/model"]),
+        ({"differ": True}, SignedBy(("a",), ("b",)), []),
+        ({"differ": True}, SignedBy(("a", "c"), ("a",)), ["signer/differ"]),
+        ({"differ": True}, SignedBy(("a",), ()), ["signer/model", "signer/differ"]),
+    ],
+)
+def test_whose_signatures_count_is_part_of_the_verdict(signers, signed, failed):
+    gate = judge(with_pins(), pinned({}, signers), signed=signed)
+    assert gate.failed == failed

@@ -127,7 +127,7 @@ def test_what_a_policy_keeps(tmp_path):
 
 
 def test_unknown_words_are_answered_with_the_known_ones_of_that_place():
-    with pytest.raises(OptionError, match="known are schema_version, explainers, limits, drafted"):
+    with pytest.raises(OptionError, match="known are schema_version, explainers, limits, pins, signers, drafted"):
         parse_policy('explainer = "a"\n[limits."model/ece"]\nmax = 1')
     with pytest.raises(OptionError, match="known are min, max, threshold, greater_is_better"):
         parse_policy('[limits."model/ece"]\nmax = 1\nmaxi = 2')

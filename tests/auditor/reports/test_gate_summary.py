@@ -45,6 +45,16 @@ def test_what_ci_cannot_read_is_taken_out_and_cells_stay_cells():
     assert "`m/2` against `m/1`: 2 of 3 checks pass (policy `p.toml`, abcdef012345)." in lines
     assert "| **FAIL** | `explainer/a\\|b/f_cls` | 0.5 |  | at least 0.9 | 0.5 is\x07 not at least \\| 0.9 |" in lines
     assert "| pass | `model/accuracy` | 0.9123 | 0.9 | at least 0.9 |  |" in lines
-    assert lines[-1] == "Alias `champion` now points to this version."
+    assert lines[-1] == "Alias `champion` is moved to this version once this summary is written."
     assert " against " not in markdown(Gate(checks, model="m/2"))
     assert "Alias" not in markdown(Gate(checks, model="m/2"))
+
+
+def test_no_character_of_a_name_breaks_the_xml():
+    """The hole: control characters and halves of pairs in a model's name or a reason."""
+    odd = "m\x00\x0b\x1f\x7f\ud800\ufffe\uffff/2"
+    gate = Gate((Check(f"model/{odd}", 0.5, odd, "fail", odd),), model=odd, policy="p")
+    text = junit(gate)
+    suite = ElementTree.fromstring(text.encode()).find("testsuite")
+    assert suite.get("name") == "auditor gate m\x7f/2"
+    assert suite.find("testcase/failure").get("message") == "m\x7f/2"

@@ -100,7 +100,7 @@ def test_every_changed_file_is_a_problem(change, problem):
     [
         ({**MANIFEST, "kind": "tree"}, "its tag says kind nmf, the artifact tree"),
         ({**MANIFEST, "files": ["a"]}, "lists no files"),
-        ({**MANIFEST, "schema_version": 2}, "schema version 2 is newer"),
+        ({**MANIFEST, "schema_version": 3}, "schema version 3 is newer"),
     ],
 )
 def test_a_manifest_that_does_not_fit_its_tag_is_a_problem(manifest, problem):

@@ -141,7 +141,7 @@ def test_an_audit_is_stale_when_anything_it_describes_has_changed(registry, vers
     assert "other data" in stale_reason(audit, subject, now, digits_data)
     assert "attached has changed since (concepts)" in stale_reason(audit, subject, {"concepts": "0" * 64}, None)
     assert "attached has changed since (concepts, more)" in stale_reason(audit, subject, {"more": "0" * 64}, None)
-    assert "digest" in stale_reason(audit, tiny, now, None)
+    assert "other weights" in stale_reason(audit, tiny, now, None)
     renamed = Subject(subject.module, input_shape=(1, 8, 8), class_names=[f"d{i}" for i in range(10)])
     assert "class names" in stale_reason(audit, renamed, now, None)
 
@@ -165,10 +165,11 @@ def test_a_tampered_explainer_never_passes(cli, version, policy):
         set_tag(version, AUDIT, version.tags[AUDIT])  # the gate had stored an audit of the tampered state
 
 
-def test_a_baseline_is_compared_with_and_one_of_another_task_refused(cli, version, tmp_path, tiny):
+def test_a_baseline_is_compared_with_and_one_of_another_task_refused(cli, version, tmp_path, digits, tiny):
     uri, _ = version
     text = '[limits."model/accuracy"]\nmax_absolute_loss = 0.0\n'
-    answer = cli.json("gate", uri, "--policy", write(tmp_path / "p.toml", text), "--baseline", uri)
+    same = plugins.log_subject(digits, "gated", experiment="tests")  # the same weights, registered anew
+    answer = cli.json("gate", uri, "--policy", write(tmp_path / "p.toml", text), "--baseline", same)
     (check,) = answer["checks"]
     assert check["baseline"] == check["value"]
     other = plugins.log_subject(tiny, "tiny-task", experiment="tests")

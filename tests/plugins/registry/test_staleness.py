@@ -1,5 +1,6 @@
 """Staleness: an audit and a verdict are about a version until something they were made of changes."""
 
+from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
 
@@ -7,38 +8,51 @@ import pytest
 
 from auditor.plugins.registry.staleness import explainer_changes, outdated, stale_reason
 from auditor.plugins.registry.tags import AuditTag, GateTag
+from auditor.subject.identity import Identity
 
 A, B = "a" * 64, "b" * 64
 
 
+MODEL = Identity("w" * 64, "g" * 64, "p" * 64, "c" * 64)
+AUDITED = {"digest": MODEL.digest, "identity": MODEL.to_json(), "classes": ["x", "y"]}
+
+
 def audit(**changed):
     value = {
-        "model": {"digest": A, "classes": ["x", "y"]},
+        "model": AUDITED,
         "explainers": {"parts": {"digest": B}, "broken": {"reason": "no"}},
         "data": {"digest": A, "spec": "sklearn:digits"},
     }
     return SimpleNamespace(**{**value, **changed})
 
 
-SUBJECT = SimpleNamespace(digest=A, class_names=("x", "y"), output=SimpleNamespace(name="softmax"))
+def subject(identity=MODEL, class_names=("x", "y"), files=None):
+    output = SimpleNamespace(name="softmax")
+    return SimpleNamespace(
+        identity=identity, digest=identity.digest, class_names=class_names, files=files or {}, output=output
+    )
+
+
+SUBJECT = subject()
 ATTACHED = {"parts": B, "broken": None}
 DATA = SimpleNamespace(digest=A, labels_digest="")
 
 
 def test_an_audit_of_what_is_there_is_fresh():
-    read_alike = audit(model={"digest": A, "classes": ["x", "y"], "output": "softmax"})
+    read_alike = audit(model={**AUDITED, "output": "softmax"})
     assert stale_reason(read_alike, SUBJECT, ATTACHED, DATA) == ""
-    read_otherwise = audit(model={"digest": A, "classes": ["x", "y"], "output": "logits"})
+    read_otherwise = audit(model={**AUDITED, "output": "logits"})
     assert "outputs were read as logits, now as softmax" in stale_reason(read_otherwise, SUBJECT, ATTACHED, DATA)
     assert stale_reason(audit(), SUBJECT, ATTACHED, DATA) == ""
     assert stale_reason(audit(), SUBJECT, ATTACHED, None) == ""
 
 
 @pytest.mark.parametrize(
-    ("subject", "attached", "data", "reason"),
+    ("model", "attached", "data", "reason"),
     [
-        (SimpleNamespace(digest=B, class_names=["x", "y"]), ATTACHED, DATA, "it is of a model with digest aaaaaa"),
-        (SimpleNamespace(digest=A, class_names=("y", "x")), ATTACHED, DATA, "the class names have changed since"),
+        (subject(replace(MODEL, weights=B)), ATTACHED, DATA, "the model has other weights now"),
+        (subject(replace(MODEL, graph=B, preprocessing=B)), ATTACHED, DATA, "the model has other graph and prepro"),
+        (subject(class_names=("y", "x")), ATTACHED, DATA, "the class names have changed since"),
         (SUBJECT, {"parts": A, "broken": None}, DATA, "what is attached has changed since (parts)"),
         (SUBJECT, {"parts": None, "broken": None}, DATA, "what is attached has changed since (parts)"),
         (SUBJECT, {"parts": B, "broken": A}, DATA, "what is attached has changed since (broken)"),
@@ -47,8 +61,24 @@ def test_an_audit_of_what_is_there_is_fresh():
         (SUBJECT, ATTACHED, SimpleNamespace(digest=A, labels_digest=B), "it was made with other --labels"),
     ],
 )  # fmt: skip
-def test_every_part_of_it_can_make_an_audit_stale(subject, attached, data, reason):
-    assert stale_reason(audit(), subject, attached, data).startswith(reason)
+def test_every_part_of_it_can_make_an_audit_stale(model, attached, data, reason):
+    assert stale_reason(audit(), model, attached, data).startswith(reason)
+
+
+def test_files_of_the_model_are_compared_where_the_audit_names_them():
+    files = {"MLmodel": A, "data/model.pt2": B}
+    of_files = audit(model={**AUDITED, "files": files})
+    assert stale_reason(of_files, subject(files=files), ATTACHED, DATA) == ""
+    reason = stale_reason(of_files, subject(files={**files, "MLmodel": B}), ATTACHED, DATA)
+    assert reason == "files of the model have changed since (MLmodel)"
+    assert stale_reason(audit(), subject(files=files), ATTACHED, DATA) == ""
+
+
+def test_an_audit_of_the_first_release_says_so():
+    of_weights = audit(model={"digest": MODEL.weights, "classes": ["x", "y"]})
+    assert "digest is of version 1" in stale_reason(of_weights, SUBJECT, ATTACHED, DATA)
+    of_another = audit(model={"digest": B, "classes": ["x", "y"]})
+    assert "of a model with digest bbbbbb" in stale_reason(of_another, SUBJECT, ATTACHED, DATA)
 
 
 def test_changes_are_the_plain_comparison_of_two_tables():

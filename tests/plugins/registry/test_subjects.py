@@ -26,7 +26,7 @@ def test_subject_json_is_verified_and_described(registry, digits, tmp_path):
     with pytest.raises(OptionError, match="10 outputs, got 2 class names"):
         plugins.describe(uri, class_names=["a", "b"])
     assert plugins.verify(uri) == []
-    path = Path(resolve(uri).root.removeprefix("file://")) / "auditor" / "subject.json"
+    (path,) = (Path(resolve(uri).root.removeprefix("file://")) / "auditor" / "subjects").iterdir()
     path.write_text(path.read_text().replace("0.1", "0.2"))
     assert [x.name for x in plugins.verify(uri)] == ["subject.json"]
 
@@ -94,7 +94,7 @@ def test_torchvision_families_through_the_registry(registry, name, tmp_path):
             pip_requirements=["torch"],
         )
     subject = plugins.load_subject(f"models:/{name}/1")
-    assert subject.digest == memory.digest
+    assert not subject.identity.differences(memory.identity)
     layer = memory.default_layer()
     assert subject.default_layer() == layer
     x = torch.rand(2, 3, size, size)
@@ -168,9 +168,10 @@ def test_folders_that_hold_no_such_model_are_refused(registry, tmp_path):
 def test_describe_keeps_what_is_not_given_and_refuses_names_twice(registry, tiny):
     uri = plugins.log_subject(tiny, "kept-notes", experiment="tests")
     before = plugins.describe(uri)
-    assert before == {**tiny.describe(), "output_evidence": "the model's outputs are logits"}
-    assert plugins.describe(uri, mean=[0.25]) == {**before, "mean": [0.25]}
-    assert plugins.describe(uri, resize="crop") == {**before, "mean": [0.25], "resize": "crop"}
+    assert before == {**tiny.describe(), "output_evidence": "the model's outputs are logits", "changed": []}
+    after = {**before, "changed": ["preprocessing"]}
+    assert plugins.describe(uri, mean=[0.25]) == {**after, "mean": [0.25]}
+    assert plugins.describe(uri, resize="crop") == {**after, "mean": [0.25], "resize": "crop"}
     with pytest.raises(OptionError, match="class names must differ"):
         plugins.describe(uri, class_names=["a", "b", "a"])
     with pytest.raises(ModelError, match=r"does not run on images of shape \(1, 20, 20\)"):

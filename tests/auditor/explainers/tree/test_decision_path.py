@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from auditor.errors import ArtifactError
 from auditor.explainers.tree.decision_path import Boxes, decisions, tree_from_json, tree_to_json
 from auditor.kernels.trees.tree import TreeLimits, fit_tree
 
@@ -143,3 +144,30 @@ def test_json_names_the_features_that_are_used():
     assert (back.n_features, back.bits) == (3, 2)
     np.testing.assert_array_equal(back.apply(EVERY), tree.apply(EVERY))
     assert tree_from_json(tree_to_json(single_leaf(), ("a", "b"), {})).path(EVERY[0]) == [0]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("change", ["circle", "self", "outside", "shared", "orphan", "feature", "short", "empty"])
+def test_a_stored_tree_that_is_no_tree_is_refused(grown, change):
+    """The hole: a child that is its own ancestor was followed without end."""
+    document = tree_to_json(grown[0], ("a", "b", "c"), {})
+    inner = [node for node, feature in enumerate(document["feature"]) if feature >= 0]
+    last = inner[-1]
+    if change == "circle":
+        document["left"][last] = 0
+    elif change == "self":
+        document["left"][last] = last
+    elif change == "outside":
+        document["right"][last] = 10_000
+    elif change == "shared":
+        document["right"][last] = document["left"][last]
+    elif change == "orphan":
+        document["feature"][last] = -1
+    elif change == "feature":
+        document["feature"][0] = 10_000
+    elif change == "short":
+        document["left"].pop()
+    else:
+        document |= {name: [] for name in ("feature", "threshold", "left", "right", "rows", "value", "gain")}
+    with pytest.raises(ArtifactError, match=r"tree\.json"):
+        tree_from_json(document)

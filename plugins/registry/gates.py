@@ -1,0 +1,276 @@
+"""Gates: a version held against a policy, on the stored audit or a new one, and promoted when it passes.
+
+Everything is written before an alias moves; the alias moves last, and only while the version is what was judged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from auditor.errors import AuditError, OptionError, SignatureError, TamperError
+from auditor.plugins.registry import history, model_files, tags
+from auditor.plugins.registry.attestations import model_signers, sign_verdict, signed_audit
+from auditor.plugins.registry.audits import attached_explainers, latest_audit, run_audit
+from auditor.plugins.registry.honest_versions import honest_subjects, passed_before
+from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
+from auditor.plugins.registry.onnx_exports import check_export
+from auditor.plugins.registry.staleness import stale_reason
+from auditor.plugins.registry.subjects import load_subject
+from auditor.plugins.registry.verdicts import store_verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from auditor.auditing.audit import Audit, AuditConfig
+    from auditor.data.source import Data
+    from auditor.metrics.measure import Measure
+    from auditor.progress import Progress
+    from auditor.release.gate import Gate, SignedBy
+    from auditor.release.policy import Policy
+    from auditor.signing.keys import TrustedKeys
+    from auditor.subject.subject import Subject
+
+log = logging.getLogger(__name__)
+
+
+def run_gate(
+    uri: str | ModelVersion,
+    policy: Policy | str | Path,
+    *,
+    baseline: str | ModelVersion | None = None,
+    honest: Sequence[str] = (),
+    data: str | Data | None = None,
+    audit: Audit | None = None,
+    config: AuditConfig | None = None,
+    fresh: bool = False,
+    promote: str | None = None,
+    store: bool = True,
+    allow_pickle: bool | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+    trusted: TrustedKeys | None = None,
+    require_signed_audit: bool = False,
+    before_promotion: Callable[[Gate], None] | None = None,
+) -> Gate:
+    """Hold a version against a policy, on the stored audit unless it is stale, else on a new one.
+
+    ``trusted`` are the keys whose signatures count; the audit must carry one where ``require_signed_audit`` or the
+    policy says so. ``promote`` moves the alias, last and only when the gate passes, to the version that was judged.
+    ``before_promotion`` is called with the stored verdict before; what it raises, stops it.
+    """
+    from auditor.release.gate import judge
+    from auditor.release.policy import Policy, read_policy
+
+    rules = policy if isinstance(policy, Policy) else read_policy(policy)
+    version = resolve(uri, registered=True)
+    base = None if baseline is None else resolve(baseline, registered=True)
+    _check_options(version, base, rules, trusted, require_signed_audit)
+    subject = load_subject(version, allow_pickle=allow_pickle)
+    check_export(version, subject)
+    source = _source(data)
+    options: dict[str, Any] = {"config": config, "allow_pickle": allow_pickle, "progress": progress, "command": command}
+    options |= {"fresh": fresh, "with_reliance": any(name.startswith("model/reliance/") for name in rules.limits)}
+    audited = _fitting(version, subject, audit, source, store=store, **options)
+    other = base_subject = drift = None
+    if rules.needs_baseline and base is None:
+        judge(audited, rules)  # says which limit needs one
+    if base is not None:
+        base_subject = load_subject(base, allow_pickle=allow_pickle)
+        _same_task(subject, base_subject, version.label, base.uri)
+        same = source if source is not None else _again(audited)
+        other = _fitting(base, base_subject, None, same, store=False, **options)
+        if rules.needs_drift:
+            others = _honest(version, base, base_subject, same, honest, allow_pickle)
+            drift = _drift(base_subject, subject, same, others, progress) | _reliance_change(other, audited)
+    gate = judge(audited, rules, other, drift, _signed_by(version, audited, trusted, require_signed_audit))
+    gate = replace(gate, model=version.label, baseline="" if base is None else base.uri)
+    if store:
+        store_verdict(gate, version, subject, audited, base_subject, before_commit=sign_verdict)
+    promotion = promote if gate.verdict == "pass" else None
+    if before_promotion is not None:
+        before_promotion(replace(gate, promoted=promotion or ""))
+    if promotion is not None:
+        _check_unchanged(version, subject, rules, audited if store and audit is None else None)
+        _promote(version, promotion)
+    return replace(gate, promoted=promotion or "")
+
+
+def _signed_by(version: ModelVersion, audit: Audit, trusted: TrustedKeys | None, required: bool) -> SignedBy:
+    """Return which trusted keys signed the audit and the model."""
+    from auditor.release.gate import SignedBy
+
+    if trusted is None:
+        return SignedBy()
+    names: tuple[str, ...] = ()
+    problem = ""
+    try:
+        names = tuple(signed.key.name for signed in signed_audit(version, audit, trusted))
+    except SignatureError as error:
+        problem = str(error)
+    return SignedBy(names, tuple(model_signers(version, trusted)), problem, required)
+
+
+def _honest(
+    version: ModelVersion,
+    base: ModelVersion,
+    base_subject: Subject,
+    data: Data,
+    honest: Sequence[str],
+    allow_pickle: bool | None,
+) -> dict[str, Subject]:
+    """Return the versions that show the noise of retraining: those given, else earlier ones that passed."""
+    earlier = passed_before(version, base, data.digest)
+    return honest_subjects(base_subject, honest, earlier, allow_pickle=allow_pickle)
+
+
+def _check_options(
+    version: ModelVersion, base: ModelVersion | None, rules: Policy, trusted: TrustedKeys | None, signed: bool
+) -> None:
+    """Raise when nobody is trusted and signatures are asked for, or the baseline is the version itself, or a copy."""
+    if trusted is None and (signed or rules.signers.asked):
+        raise OptionError("gate: signatures are asked for; say whom you trust with --trusted keys/.")
+    if base is not None and (version.name, version.version) == (base.name, base.version):
+        raise OptionError(f"gate: the baseline {base.uri} is {version.label} itself; name another version.")
+    if base is not None and version.root == base.root:
+        raise OptionError(f"gate: the baseline {base.label} is a copy of {version.label}; name another version.")
+
+
+def _check_unchanged(version: ModelVersion, subject: Subject, rules: Policy, audit: Audit | None) -> None:
+    """Raise when the version or the policy is not what was judged: the alias would speak of something else."""
+    import tempfile
+
+    from auditor.release.policy import read_policy
+
+    now = resolve(version.label, registered=True)
+    judged = {k: v for k, v in version.tags.items() if k.startswith((tags.EXPLAINER, tags.ONNX, tags.SUBJECT))}
+    current = {k: v for k, v in now.tags.items() if k.startswith((tags.EXPLAINER, tags.ONNX, tags.SUBJECT))}
+    if tags.SUBJECT not in judged:
+        current.pop(tags.SUBJECT, None)  # the description was pinned by the audit
+    changed = sorted(k for k in {*judged, *current} if judged.get(k) != current.get(k))
+    stored = tags.audit_tag(now.tags)
+    if audit is not None and (stored is None or stored.digest != audit.digest):
+        changed.append(tags.AUDIT)
+    with mlflow_errors(f"model {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+        files = model_files.fetch(now, Path(folder) / "model")
+    changed += sorted(name for name in {*files, *subject.files} if files.get(name) != subject.files.get(name))
+    if changed:
+        raise TamperError(
+            f"gate: {version.label} has changed while it was judged ({', '.join(changed[:5])}); nothing was promoted, "
+            "run the gate again."
+        )
+    if rules.path is not None and read_policy(rules.path).digest != rules.digest:
+        raise TamperError(f"gate: the policy {rules.path} has changed meanwhile; nothing was promoted.")
+
+
+def _promote(version: ModelVersion, alias: str) -> None:
+    from mlflow import MlflowClient
+
+    with mlflow_errors(f"alias {alias} of {version.name}"):
+        MlflowClient().set_registered_model_alias(version.name, alias, version.version)
+        history.append(version, "promote", {}, alias)
+
+
+def _source(data: str | Data | None) -> Data | None:
+    from auditor.data.source import open_data
+
+    return None if data is None else open_data(data)
+
+
+def _again(audit: Audit) -> Data:
+    """Open the data of an audit again, and make sure that it is the same."""
+    from auditor.data.source import open_data
+
+    try:
+        source = open_data(audit.data["spec"], limit=audit.data.get("limit"), seed=audit.data.get("seed", 0))
+        same = source.digest == audit.data["digest"]
+    except (AuditError, OSError):
+        same = False
+    if not same:
+        raise OptionError(
+            f"gate: the data of the audit ({audit.data['spec']}) is not there as it was; give --data DATA."
+        )
+    return source
+
+
+def _fitting(
+    version: ModelVersion,
+    subject: Subject,
+    supplied: Audit | None,
+    data: Data | None,
+    *,
+    fresh: bool,
+    store: bool,
+    with_reliance: bool = False,
+    **options: Any,
+) -> Audit:
+    """Return an audit that is not stale: the one given, the stored one, or a new one."""
+    explainers, broken = attached_explainers(version, subject)
+    graph = tags.onnx_tag(version.tags)
+    graph_digest = graph.digest if graph is not None else ""
+    attached: dict[str, str | None] = {name: e.digest_ for name, e in explainers.items()} | dict.fromkeys(broken)
+    if supplied is not None:
+        reason = stale_reason(supplied, subject, attached, data, graph_digest)
+        if reason:
+            raise TamperError(f"gate: the audit given is stale: {reason}; audit {version.label} again.")
+        return supplied
+    stored = None if fresh else latest_audit(version)
+    reason = "there is none" if stored is None else stale_reason(stored, subject, attached, data, graph_digest)
+    if not reason and with_reliance and stored is not None and stored.reliance is None:
+        reason = "it does not say what the classes hang on, and the policy asks for it"
+    if stored is not None and not reason:
+        return stored
+    if data is None and stored is not None:
+        data = _again(stored)
+    if data is None:
+        raise OptionError(f"gate: {version.label} has no stored audit; give --data DATA, or run auditor audit first.")
+    log.info("auditing %s: of the stored audit, %s", version.label, reason)
+    return run_audit(version, data, store=store, fresh=fresh, subject=subject, **options)
+
+
+def _same_task(a: Subject, b: Subject, name: str, baseline: str) -> None:
+    from auditor.release.drift import check_comparable
+
+    try:
+        check_comparable(b, a)
+    except AuditError as error:
+        reason = str(error).removeprefix("compare: ")
+        raise OptionError(f"gate: the baseline {baseline} is of another task than {name}: {reason}") from None
+
+
+def _reliance_change(before: Audit, after: Audit) -> dict[str, Measure]:
+    """Return by how much the worst rise of a class's reliance is, from both audits."""
+    from auditor.metrics.measure import of_value, skipped
+
+    ends = "/score"
+    names = [n for n in after.metrics if n.startswith("model/reliance/") and n.endswith(ends) and "/worst/" not in n]
+    pairs = [(before.metrics.get(n), after.metrics[n]) for n in names]
+    rises = [b.value - a.value for a, b in pairs if a is not None and a.is_taken and b.is_taken]
+    if not rises:
+        return {"drift/reliance": skipped("what classes hang on was not measured in both audits", "down")}
+    return {"drift/reliance": of_value(max(rises), "down", n=len(rises))}
+
+
+def _drift(
+    a: Subject, b: Subject, data: Data, honest: Mapping[str, Subject], progress: Progress | None
+) -> dict[str, Measure]:
+    from auditor.metrics.measure import of_items, of_value, skipped
+    from auditor.metrics.names import DRIFT_DIRECTION
+    from auditor.progress import silent
+    from auditor.release.drift import compare
+    from auditor.release.version_changes import deciding_regions
+
+    drift = compare(a, b, data, honest=honest, progress=progress or silent)
+    regions = deciding_regions(a, b, data, 24, 0)
+    ways: Any = {f"drift/{name}": way for name, way in DRIFT_DIRECTION.items()}
+    measures = {
+        name: of_value(value, ways.get(name, "up"), n=drift.n_images, null=drift.null_low if "simil" in name else None)
+        if math.isfinite(value)
+        else skipped(f"{drift.band.words()}; name honest versions with --honest", ways.get(name, "up"))
+        for name, value in drift.metrics().items()
+    }
+    return measures | {"drift/regions": of_items(regions.overlap, "up", null=regions.null)}
