@@ -108,11 +108,11 @@ class Routes:
         if name not in version.explainers:
             names = ", ".join(version.explainers) or "none"
             raise Problem(404, f"there is no explainer of this name; attached are: {names}.", code="unknown_explainer")
-        n, asked = version.explainers[name].n_concepts, request.query_params.get("concept", "0")
-        if not asked.isdecimal() or len(asked) > 9 or int(asked) >= max(1, n):
-            sentence = f"concept: {name} has concepts 0 to {n - 1}, got {asked[:20]!r}."
+        n, first = version.explainers[name].n_concepts, request.query_params.get("concept", "0")
+        if not first.isdecimal() or len(first) > 9 or int(first) >= max(1, n):
+            sentence = f"concept: {name} has concepts 0 to {n - 1}, got {first[:20]!r}."
             raise Problem(404, sentence, code="unknown_concept")
-        work = functools.partial(version.gallery, name, int(asked))
+        work = functools.partial(version.gallery, name, int(first))
         gallery = await asyncio.get_running_loop().run_in_executor(self.worker.threads, work)
         return _json(gallery)
 
@@ -211,8 +211,8 @@ class Routes:
                 x = next(decoded) if part.file is not None else from_numbers(part.numbers, version)
                 if isinstance(x, Problem):
                     raise x
-                asked = options if forced else options_of_instance(part.options, options)
-                jobs.append(self._job_of(version, x, asked))
+                instance_options = options if forced else options_of_instance(part.options, options)
+                jobs.append(self._job_of(version, x, instance_options))
             except Problem as problem:
                 raise Problem(problem.status, f"instances.{i}: {problem.message}"[:400], code=problem.code) from None
         answers = await self.worker.answer(jobs)

@@ -104,11 +104,11 @@ class ServedVersion:
         e = self.explainers[name]
         sections = e.sections
         section = next((i for i, (_, some) in enumerate(sections) if concept in some), 0)
-        wanted = sections[section][1] if len(sections) > 1 else None
+        chosen = sections[section][1] if len(sections) > 1 else None
         concepts = []
         for k, shots in enumerate(e.gallery.shots if e.gallery is not None else []):
             assert e.gallery is not None
-            if wanted is not None and k not in wanted:
+            if chosen is not None and k not in chosen:
                 continue
             pictures = [
                 {
@@ -122,7 +122,7 @@ class ServedVersion:
                 for shot in shots
             ]
             concepts.append({"index": k, "label": e.gallery_label(k), "pictures": pictures})
-        listed = [{"title": title, "first": some.start} for title, some in sections] if wanted is not None else []
+        listed = [{"title": title, "first": some.start} for title, some in sections] if chosen is not None else []
         return {"explainer": name, "kind": e.kind, "concepts": concepts, "sections": listed, "section": section}
 
 

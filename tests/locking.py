@@ -169,8 +169,8 @@ def main() -> None:
     """Write both locks."""
     pins, (addresses, folders) = pinned(), indexes()
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda item: hashes_of(*item, addresses, folders), pins.items())
-        hashes = dict(zip(pins, found, strict=True))
+        results = pool.map(lambda item: hashes_of(*item, addresses, folders), pins.items())
+        hashes = dict(zip(pins, results, strict=True))
     missing = [name for name in pins if not hashes[name]]
     if missing:
         sys.exit(f"make lock: no index has a file of {', '.join(f'{n}=={pins[n]}' for n in missing)}.")

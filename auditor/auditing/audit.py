@@ -303,9 +303,9 @@ class _Work:
         return Part(cost, taken, {}, left_out, missing=lambda reason: Taken(*not_measured(reason)))
 
 
-def _not_asked(attached: Mapping[str, Explainer], asked: Mapping[str, Explainer]) -> list[Part]:
+def _not_asked(attached: Mapping[str, Explainer], chosen: Mapping[str, Explainer]) -> list[Part]:
     """Return every check of the explainers that were not asked for, as left out."""
-    rest = tuple(sorted(set(attached) - set(asked)))
+    rest = tuple(sorted(set(attached) - set(chosen)))
     reason = "the audit was asked for other explainers (--only)"
 
     def never(owner: str) -> Taken:
@@ -321,14 +321,14 @@ def _cache(
 
     Which checks were asked for, and in what time, is no part of its name: another command goes on where one stopped.
     """
-    asked = {"checks", "budget_s", "layers", "reliance", "only"}
+    selection = {"checks", "budget_s", "layers", "reliance", "only"}
     return AuditCache(
         folder if all(e.digest_ for e in explainers.values()) else None,
         {
             "model": subject.digest,
             "data": data.digest + data.labels_digest,
             "explainers": {name: e.digest_ for name, e in sorted(explainers.items())},
-            "config": config.model_dump(mode="json", exclude=asked),
+            "config": config.model_dump(mode="json", exclude=selection),
             "versions": _versions(),
         },
     )

@@ -112,17 +112,17 @@ class Case:
         heatmaps: bool = False,
     ) -> list[Explanation]:
         """Explain ``images``, those of ``sample`` under a condition, from a pass that all explainers share."""
-        wanted: list[int | None] = list(targets) if targets is not None else [None] * len(images)
+        classes: list[int | None] = list(targets) if targets is not None else [None] * len(images)
         explanations: list[Explanation] = []
         for part in torch.split(torch.arange(len(images)), BATCH):
             rows = part.tolist()
-            asked = [wanted[i] for i in rows]
+            row_targets = [classes[i] for i in rows]
             outputs: Outputs = sample.logits[part], {}  # for a kind that reads no layers and runs the subject itself
             if self.explainer.layers():
                 index = [sample.index[i] for i in rows]
                 outputs = self.passes.run(subject, condition, images[part], index)
             explanations += explanations_of(
-                self.explainer, subject, images[part], asked, outputs, heatmaps=heatmaps, **self.effort.options
+                self.explainer, subject, images[part], row_targets, outputs, heatmaps=heatmaps, **self.effort.options
             )
             if len(images) > BATCH:
                 self.progress("explaining", len(explanations), len(images))

@@ -41,12 +41,12 @@ def parse_checks(text: str) -> tuple[str, ...]:
 
 def checked(names: Iterable[str]) -> tuple[str, ...]:
     """Return names of checks in the order of ``CHECKS``; an unknown one, or none at all, is an error."""
-    wanted = list(names)
-    unknown = [name for name in wanted if name not in CHECKS]
-    if unknown or not wanted:
-        came = repr(unknown[0]) if unknown else "none"
-        raise OptionError(f"checks: want some of {', '.join(CHECKS)}, with commas between, got {came}.")
-    return tuple(name for name in CHECKS if name in wanted)
+    listed = list(names)
+    unknown = [name for name in listed if name not in CHECKS]
+    if unknown or not listed:
+        got = repr(unknown[0]) if unknown else "none"
+        raise OptionError(f"checks: want some of {', '.join(CHECKS)}, with commas between, got {got}.")
+    return tuple(name for name in CHECKS if name in listed)
 
 
 def check_only(only: Sequence[str], attached: Collection[str]) -> None:

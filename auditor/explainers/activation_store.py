@@ -67,11 +67,11 @@ class ActivationStore:
                 slot = len(self._slot_of)
                 stored.append(row)
             else:
-                place = int(self._rng.integers(self.counts[index]))
-                if place >= self.per_class:
+                drawn = int(self._rng.integers(self.counts[index]))
+                if drawn >= self.per_class:
                     continue
-                slot = self._slot_of.pop(stored[place])
-                stored[place] = row
+                slot = self._slot_of.pop(stored[drawn])
+                stored[drawn] = row
             self._slot_of[row] = slot
             self._write(slot, value.numpy().tobytes())
 

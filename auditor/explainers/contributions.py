@@ -128,20 +128,20 @@ class _Path:
                 return self._logits(torch.zeros_like(self.z_hat), self.z)
             return self.above.at_zero(self.z).expand(len(self.z), -1)
 
-    def integral(self, wanted: Tensor, tolerance: Tensor, points: tuple[int, ...]) -> Tensor:
-        """Return c (batch, concepts) whose sums are ``wanted`` up to the tolerance, as far as the rules reach."""
+    def integral(self, goal: Tensor, tolerance: Tensor, points: tuple[int, ...]) -> Tensor:
+        """Return c (batch, concepts) whose sums are ``goal`` up to the tolerance, as far as the rules reach."""
         c = torch.zeros(self.S.shape[:2], dtype=torch.float64, device=self.z.device)
         unfinished = torch.ones(len(c), dtype=torch.bool, device=self.z.device)
         if self.above is not None and self.above.is_affine and not self.has_class_token:
             slopes = self.layout.to_positions(self.above.slopes(self.index.tolist(), self.z))
             c = self._shares(slopes, slice(None))
-            unfinished = (wanted - c.sum(1)).abs() > tolerance  # none, unless the part bends where it was not tried
+            unfinished = (goal - c.sum(1)).abs() > tolerance  # none, unless the part bends where it was not tried
         for n_points in points:
             if not bool(unfinished.any()):
                 break
             rows = unfinished.nonzero()[:, 0]
             c[rows] = self._by_rule(rows, n_points)
-            unfinished = unfinished & ((wanted - c.sum(1)).abs() > tolerance)
+            unfinished = unfinished & ((goal - c.sum(1)).abs() > tolerance)
         return c
 
     def _shares(self, gradients: Tensor, rows: Tensor | slice) -> Tensor:

@@ -208,33 +208,33 @@ def second_look(
     model = _Model(subject, config.batch_size)
     generator = torch.Generator().manual_seed(config.seed + 7919 * label)
     chosen = torch.randperm(before.n, generator=generator)[: config.images_per_class].sort().values
-    mine = torch.tensor(before.rows)[chosen]
+    own_rows = torch.tensor(before.rows)[chosen]
     of_others = [torch.tensor(c.rows) for c in reference.classes if c.label != label and c.rows]
-    others = torch.cat(of_others) if of_others else reference.rows[~torch.isin(reference.rows, mine)]
-    heat = heat_of(images[mine], torch.full((len(mine),), label))
-    x, at = images[mine], boxes(heat.maps)
+    others = torch.cat(of_others) if of_others else reference.rows[~torch.isin(reference.rows, own_rows)]
+    heat = heat_of(images[own_rows], torch.full((len(own_rows),), label))
+    x, at = images[own_rows], boxes(heat.maps)
     size = (x.shape[2], x.shape[3])
     elsewhere = random_places(at, size, generator, away=True)
-    alike = sameness(x, at)
-    givers = torch.argsort(alike, descending=True, stable=True)[: -(-len(mine) // 2)]
-    donors = givers[torch.arange(len(mine)) % len(givers)]
-    into = images[others[torch.randperm(len(mine), generator=generator) % len(others)]]
+    likeness = sameness(x, at)
+    givers = torch.argsort(likeness, descending=True, stable=True)[: -(-len(own_rows) // 2)]
+    donors = givers[torch.arange(len(own_rows)) % len(givers)]
+    into = images[others[torch.randperm(len(own_rows), generator=generator) % len(others)]]
     none = torch.zeros(0)
     followed = spots(model, Pairs(label, x[donors], at.rows(donors), into, none, none, none), generator)
     result = replace(
         before,
-        n=len(mine),
+        n=len(own_rows),
         hidden=(),
         alone=(),
         followed=before.followed | followed,
-        sameness=alike,
+        sameness=likeness,
         sameness_null=sameness(x, elsewhere),
         context=context_sameness(x, at),
         context_null=context_sameness(x, elsewhere),
-        rows=tuple(mine.tolist()),
+        rows=tuple(own_rows.tolist()),
         boxes=at,
     )
-    return result, model.images + heat.passes * len(mine)
+    return result, model.images + heat.passes * len(own_rows)
 
 
 def _class(

@@ -73,15 +73,15 @@ def held_out(explainer, subject, data):
     """Return the figures of heads on photos that no fit used."""
     from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
 
-    logits, said, labels = [], [], []
+    logits, predicted, labels = [], [], []
     with torch.no_grad():
         for batch in data.batches(subject, 16):
             logits.append(subject.logits(batch.images).float())
-            said.append(explainer.stand_in(subject, batch.images))
+            predicted.append(explainer.stand_in(subject, batch.images))
             labels.append(batch.labels)
-    logits, said, labels = torch.cat(logits), torch.cat(said), torch.cat(labels)
-    each = [faithfulness_of(said[:, k], logits, k, labels == k) for k in explainer.classes_]
-    figures = mean_over(each) | {"f_cls": float((said.argmax(1) == logits.argmax(1)).double().mean())}
+    logits, predicted, labels = torch.cat(logits), torch.cat(predicted), torch.cat(labels)
+    each = [faithfulness_of(predicted[:, k], logits, k, labels == k) for k in explainer.classes_]
+    figures = mean_over(each) | {"f_cls": float((predicted.argmax(1) == logits.argmax(1)).double().mean())}
     return figures | {"photos": len(labels), "accuracy": float((logits.argmax(1) == labels).double().mean())}
 
 

@@ -65,11 +65,11 @@ def test_an_old_name_of_an_option_warns_and_is_sent_by_its_new_one():
 
 def test_the_key_does_not_follow_a_redirect(monkeypatch):
     """Old code sent X-API-Key on to wherever the service pointed."""
-    seen = []
+    requests = []
 
     class Other(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            seen.append((self.path, self.headers.get("X-API-Key")))
+            requests.append((self.path, self.headers.get("X-API-Key")))
             if self.path == "/model":
                 self.send_response(302)
                 self.send_header("Location", f"http://localhost:{self.server.server_port}/elsewhere")
@@ -87,4 +87,4 @@ def test_the_key_does_not_follow_a_redirect(monkeypatch):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         ask(f"http://127.0.0.1:{server.server_port}", "/model")
         server.shutdown()
-    assert seen == [("/model", "secret"), ("/elsewhere", None)]
+    assert requests == [("/model", "secret"), ("/elsewhere", None)]

@@ -112,13 +112,13 @@ def test_the_reason_of_a_refusal_is_in_the_answer(tmp_path):
     settings = Settings(api_keys=path, model="models:/digits@champion", log_requests=False)
     app, slow = [(b"x-api-key", b"app")], [(b"x-api-key", b"slow")]
     assert visit(reads_all, settings, headers=app, path="/predict")[0] == 200
-    status, _, told = visit(reads_all, settings, headers=app)
-    assert (status, told["error"]["code"]) == (403, "route_not_allowed")
-    assert "/predict only" in told["error"]["message"]
+    status, _, answer = visit(reads_all, settings, headers=app)
+    assert (status, answer["error"]["code"]) == (403, "route_not_allowed")
+    assert "/predict only" in answer["error"]["message"]
     both = Middleware(reads_all, settings)
     assert ask(both, slow)[0] == 200
-    status, head, told = ask(both, slow)
-    assert (status, told["error"]["code"]) == (429, "rate_limited")
+    status, head, answer = ask(both, slow)
+    assert (status, answer["error"]["code"]) == (429, "rate_limited")
     assert int(head["retry-after"]) > 50
 
 
@@ -126,8 +126,8 @@ def test_keys_that_cannot_be_read_turn_readiness_red_and_let_nobody_in(tmp_path)
     """Old code answered 500 to everything after a worker had started without its file."""
     settings = Settings(api_keys=tmp_path / "keys", log_requests=False)
     for path in ("/readyz", "/explain"):
-        status, _, told = visit(reads_all, settings, path=path)
-        assert (status, told["error"]["code"]) == (503, "keys_unreadable")
+        status, _, answer = visit(reads_all, settings, path=path)
+        assert (status, answer["error"]["code"]) == (503, "keys_unreadable")
     assert visit(reads_all, settings, path="/livez")[0] == 200
     (tmp_path / "keys").write_text("first-key\n")
     assert visit(reads_all, settings, path="/readyz")[0] == 200
@@ -139,8 +139,8 @@ def test_a_name_that_was_pointed_here_gets_nothing():
         assert visit(reads_all, headers=[(b"host", host)])[0] == status
         assert visit(reads_all, headers=[(b"host", host)], path="/livez")[0] == 200
     foreign = [(b"host", b"127.0.0.1:3000"), (b"origin", b"https://evil.example")]
-    status, _, told = visit(reads_all, headers=foreign)
-    assert (status, told["error"]["code"]) == (403, "origin_not_allowed")
+    status, _, answer = visit(reads_all, headers=foreign)
+    assert (status, answer["error"]["code"]) == (403, "origin_not_allowed")
 
 
 def test_tokens_and_keys_side_by_side(tmp_path, keyed):
@@ -150,6 +150,6 @@ def test_tokens_and_keys_side_by_side(tmp_path, keyed):
     assert ask(middleware, [(b"x-api-key", b"first-key")])[0] == 200
     assert ask(middleware, [(b"authorization", b"Bearer ey.ey.x")])[0] == 401
     only_tokens = Middleware(reads_all, settings.model_copy(update={"api_keys": None}))
-    status, _, told = ask(only_tokens, [])
+    status, _, answer = ask(only_tokens, [])
     assert status == 401
-    assert "a token is needed" in told["error"]["message"]
+    assert "a token is needed" in answer["error"]["message"]

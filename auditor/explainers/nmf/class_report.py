@@ -144,10 +144,10 @@ class ClassReport:
     def _contested(self, rows: list[tuple[int, int]]) -> dict[str, float]:
         """Return how often the class wins against the nearest classes, each by its own basis, and the runner-up's."""
         e = self.explainer
-        own = torch.tensor([basis.index for basis in e.bases_.parts[1:]])
+        owners = torch.tensor([basis.index for basis in e.bases_.parts[1:]])
         rows = [(row, k) for row, k in rows if not e.bases_.for_class(k).is_shared]
         rows = [rows[i] for i in torch.linspace(0, len(rows) - 1, min(CONTESTED, len(rows))).long().tolist()]
-        n = min(CONTESTANTS, len(own))
+        n = min(CONTESTANTS, len(owners))
         if n < 2 or not rows:
             return {}
         wins = turned = 0.0
@@ -155,13 +155,13 @@ class ClassReport:
             part = rows[lo : lo + BLOCK]
             z = self.held.read([row for row, _ in part]).to(self.subject.device)
             with torch.no_grad():
-                nearest = own[self.logits_from(z).cpu()[:, own].topk(n, dim=1).indices]  # (images, contestants)
-                said = torch.empty(len(part), n)
+                nearest = owners[self.logits_from(z).cpu()[:, owners].topk(n, dim=1).indices]  # (images, contestants)
+                values = torch.empty(len(part), n)
                 for j in range(n):
                     hat = self.logits_from(e.reconstructed(self.layout, z, nearest[:, j].tolist())).cpu()
-                    said[:, j] = hat.gather(1, nearest[:, j : j + 1])[:, 0]
+                    values[:, j] = hat.gather(1, nearest[:, j : j + 1])[:, 0]
                     turned += float((hat.argmax(1) == nearest[:, 1]).sum()) if j == 1 else 0.0
-            winner = nearest.gather(1, said.argmax(1, keepdim=True))[:, 0]
+            winner = nearest.gather(1, values.argmax(1, keepdim=True))[:, 0]
             wins += float((winner == torch.tensor([k for _, k in part])).sum())
         return {"f_cls_contested": wins / len(rows), "f_cls_runner_up": turned / len(rows)}
 

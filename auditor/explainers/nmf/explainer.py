@@ -160,10 +160,10 @@ class NmfExplainer(Explainer):
         """Return the scores of the layer's output, each concept's by the projection on its own basis."""
         assert self.layer_ is not None
         layout = subject.layout(self.layer_)
-        wanted = list(range(self.n_concepts)) if concepts is None else list(concepts)
+        indices = list(range(self.n_concepts)) if concepts is None else list(concepts)
         of_basis: dict[int, Tensor] = {}
         maps = []
-        for k in wanted:
+        for k in indices:
             basis = self.bases_.of_concept(k)
             if basis.first not in of_basis:
                 of_basis[basis.first] = self.scores(layout, z, basis)
@@ -519,8 +519,8 @@ class NmfExplainer(Explainer):
         ranks = sorted(errors)
         chosen = ranks[-1]
         for a, b in itertools.pairwise(ranks):
-            wanted = SPLIT_GAIN if n_groups[b] <= n_groups[a] else AUTO_GAIN
-            if errors[a] - errors[b] < wanted * errors[ranks[0]]:
+            needed = SPLIT_GAIN if n_groups[b] <= n_groups[a] else AUTO_GAIN
+            if errors[a] - errors[b] < needed * errors[ranks[0]]:
                 chosen = a
                 break
         tried = {r: (round(e, 4), n_groups[r]) for r, e in errors.items()}

@@ -183,10 +183,10 @@ def fit_heads(
     for rows in torch.split(torch.arange(len(classes)), block or block_size(heads)):
         if int(rows[-1]) < run.finished:
             continue
-        mine = heads.select(rows)
-        state = start_state(mine, problem.only(rows), config, run.classes[rows])
+        chosen_heads = heads.select(rows)
+        state = start_state(chosen_heads, problem.only(rows), config, run.classes[rows])
         if slope is not None and not resumed:
-            start_at_slopes(mine, state.problem, slope[rows], config.seed)
+            start_at_slopes(chosen_heads, state.problem, slope[rows], config.seed)
         now = Block.start(rows, state, judge.only(rows), config)
         if checkpoint is not None and resumed:
             read_checkpoint(checkpoint, stamp, run, now)
@@ -259,9 +259,9 @@ def _summary(run: Run, examples: Examples) -> Trained:
     sentence = f"{run.diverged} of {n} heads gave an infinite loss; the best state before that is kept."
     with torch.no_grad():
         for some in torch.split(torch.arange(n), 64):
-            mine = heads.select(some)
+            chosen_heads = heads.select(some)
             batches = torch.split(rows, examples_at_once(examples.Z))
-            parts = [mine.embed(mine.rows(examples.Z[i].float())) for i in batches]
+            parts = [chosen_heads.embed(chosen_heads.rows(examples.Z[i].float())) for i in batches]
             E = torch.cat(parts, 1)
             dead.append((E == 0).all(1))
             apart.append(pull_away(E))

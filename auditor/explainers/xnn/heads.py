@@ -76,11 +76,11 @@ class XHeads(nn.Module):
         """Return the embedding of each example by the head of its own class, (examples, features, cells)."""
         E = Z.new_empty(len(Z), self.n_features, self.cells)
         for k in dict.fromkeys(classes):
-            mine = [i for i, c in enumerate(classes) if c == k]
-            x = self.rows(Z[mine])
+            rows = [i for i, c in enumerate(classes) if c == k]
+            x = self.rows(Z[rows])
             for w, b in zip(self.encoder_w, self.encoder_b, strict=True):
                 x = self._act(F.linear(x, w[k], b[k, 0]))
-            E[mine] = self.pool(x.unsqueeze(0), Z[mine])[0]
+            E[rows] = self.pool(x.unsqueeze(0), Z[rows])[0]
         return E
 
     def embed(self, rows: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ class XHeads(nn.Module):
     def replace(self, classes: Sequence[int] | Tensor, heads: XHeads) -> None:
         """Take the heads of some classes from another stack, in its order."""
         with torch.no_grad():
-            for mine, other in zip(self.parameters(), heads.parameters(), strict=True):
-                mine[torch.as_tensor(classes)] = other
+            for current, other in zip(self.parameters(), heads.parameters(), strict=True):
+                current[torch.as_tensor(classes)] = other
             self.scale.copy_(heads.scale)
 
     def contributions(self, E: Tensor) -> Tensor:

@@ -140,9 +140,9 @@ def test_a_partial_audit_never_looks_like_a_whole_one(tiny, tiny_npz, two_concep
 
 def test_the_budget_in_passes_is_said_first_and_kept(tiny, tiny_npz, two_concepts):
     lines = []
-    found = auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20), say=lines.append)
-    assert not found.not_measured
-    by_check = {c["check"]: c for c in found.cost}
+    audit = auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20), say=lines.append)
+    assert not audit.not_measured
+    by_check = {c["check"]: c for c in audit.cost}
     assert set(by_check) == {"performance", "reliance", "layers", *GROUPS}
     for check, c in by_check.items():
         assert c["passes_per_image"] <= c["passes_per_image_at_most"], check

@@ -99,12 +99,12 @@ def test_some_checks_of_one_explainer_within_a_time(cli, shown):
     assert "faithfulness of concepts" in result.stdout
     assert "auditor: faithfulness of heads: at most" in result.stderr
     assert "time: " in result.stdout
-    found = cli.json(*options, "--checks", "heatmaps")
-    assert found["metrics"]["explainer/heads/f_cls"]["status"] == "skipped"
-    assert found["metrics"]["explainer/heads/locality"]["status"] == "passed"
-    assert found["verdict"]["level"] != "good"
-    assert found["not_measured"]["reliance"] == "the audit was asked for other checks (--checks)"
-    assert [c["check"] for c in found["cost"]] == ["performance", "heatmaps"]
+    audit = cli.json(*options, "--checks", "heatmaps")
+    assert audit["metrics"]["explainer/heads/f_cls"]["status"] == "skipped"
+    assert audit["metrics"]["explainer/heads/locality"]["status"] == "passed"
+    assert audit["verdict"]["level"] != "good"
+    assert audit["not_measured"]["reliance"] == "the audit was asked for other checks (--checks)"
+    assert [c["check"] for c in audit["cost"]] == ["performance", "heatmaps"]
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from auditor.explainers.nmf.basis_choice import objection, restates_classes, som
 
 
 def test_too_few_classes_kept_is_said_with_figures():
-    said = objection(0.21, torch.rand(64, 10), torch.zeros(64))
-    assert said == "one shared basis of 10 concepts keeps the model's class on 21% of 64 images (90% wanted)"
+    text = objection(0.21, torch.rand(64, 10), torch.zeros(64))
+    assert text == "one shared basis of 10 concepts keeps the model's class on 21% of 64 images (90% wanted)"
     assert objection(0.95, torch.rand(64, 10), torch.arange(64) % 3) == ""
 
 

@@ -82,8 +82,8 @@ def test_a_batch_equals_its_images_and_the_stand_in_is_the_reconstruction(fitted
         (one,) = fitted.explain(model, x[i : i + 1])
         a, b = ([c.contribution for c in e.concepts] for e in (one, whole[i]))
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
-        said = whole[i].bias + sum(c.contribution for c in whole[i].concepts)
-        assert said == pytest.approx(float(hat[i, whole[i].target.index]), abs=1e-3)
+        total = whole[i].bias + sum(c.contribution for c in whole[i].concepts)
+        assert total == pytest.approx(float(hat[i, whole[i].target.index]), abs=1e-3)
 
 
 def test_it_is_stored_and_comes_back_with_labels_per_concept(fitted, model, some, tmp_path):
