@@ -35,7 +35,8 @@ def looks(most: int, first: int = FIRST) -> list[int]:
 def is_settled(values: Tensor, limits: Sequence[float], n_looks: int) -> bool:
     """Whether the interval of the mean of ``values`` (n,) lies on one side of every limit; NaN never settles.
 
-    >>> is_settled(torch.tensor([0.5, 0.6] * 6), [0.9], 3), is_settled(torch.tensor([0.5, 0.6] * 6), [0.56], 3)
+    >>> from torch import tensor
+    >>> is_settled(tensor([0.5, 0.6] * 6), [0.9], 3), is_settled(tensor([0.5, 0.6] * 6), [0.56], 3)
     (True, False)
     """
     x = values.double()
