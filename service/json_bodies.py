@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from auditor.service.problems import Problem
 
 MAX_REST = 64 * 1024  # bytes of JSON beside the images: options take a few hundred
+PLAIN_ALPHABET, SPACES = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\v\f"
 GIVEN = "given"  # stands where an image was
 
 
@@ -63,8 +64,8 @@ def from_base64(text: str) -> bytes:
     except (binascii.Error, ValueError):
         pass
     try:  # line breaks, as the command base64 writes them, and the alphabet of URLs
-        plain = "".join(text.split()).replace("-", "+").replace("_", "/")
-        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+        plain = text.encode("ascii").translate(PLAIN_ALPHABET, SPACES)  # in one pass, however many spaces there are
+        return base64.b64decode(plain + b"=" * (-len(plain) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise Problem(
             400, "image: this is not base64; send the image file's bytes in base64.", code="bad_base64"

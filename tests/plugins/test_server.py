@@ -1,11 +1,14 @@
 """The Audits page inside MLflow's own application, in this process: what it shows, refuses, escapes and checks."""
 
+import base64
 import hashlib
 import json
 import os
 import re
 import sys
 import tempfile
+import urllib.error
+import urllib.request
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -15,6 +18,7 @@ import pytest
 from auditor import plugins
 from auditor.explainers.manifest import seal, sha256
 from auditor.plugins.registry.location import resolve, set_tag
+from tests.plugins.server import mlflow_server
 
 EVIL = "<script>alert(1)</script>"
 EVIL_NAME = "<img src=x onerror=alert(1)> it's & co"
@@ -429,3 +433,29 @@ def test_a_hand_made_verdict_is_never_shown_as_passed(page, shown):
         assert "✓ passed" not in text_of(page.get("/auditor/version?name=shown&version=3"))
     finally:
         mlflow.MlflowClient().delete_model_version_tag("shown", "3", "auditor.gate")
+
+
+@pytest.mark.slow
+def test_a_real_server_with_settings_of_a_login_lets_nobody_in_without_it(tmp_path):
+    """Old code served this server's models to everybody, to read and to write."""
+    pytest.importorskip("flask_wtf")
+    variables = {
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": "a-secret-of-this-test",
+        "MLFLOW_AUTH_ADMIN_PASSWORD": "a-long-password",
+    }
+    config = tmp_path / "auth.ini"
+    config.write_text(
+        "[mlflow]\ndefault_permission = READ\n"
+        f"database_uri = sqlite:///{tmp_path}/auth.db\nadmin_username = admin\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    variables["MLFLOW_AUTH_CONFIG_PATH"] = str(config)
+    with mlflow_server(tmp_path, "--app-name", "auditor", **variables) as address:
+        for path in ("/auditor", "/api/2.0/mlflow/registered-models/search"):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                urllib.request.urlopen(address + path, timeout=60)
+            assert caught.value.code == 401
+        login = base64.b64encode(b"admin:a-long-password").decode()
+        request = urllib.request.Request(f"{address}/auditor", headers={"Authorization": f"Basic {login}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 200

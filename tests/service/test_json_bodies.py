@@ -2,6 +2,7 @@
 
 import base64
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -34,6 +35,17 @@ def test_what_is_not_base64_is_a_400(text):
     with pytest.raises(Problem) as caught:
         from_base64(text)
     assert (caught.value.status, caught.value.code) == (400, "bad_base64")
+
+
+def test_text_of_spaces_takes_no_more_memory_than_its_length():
+    """Old code split such a text into millions of words: seconds, and half a GB."""
+    text = "a " * 4_000_000
+    tracemalloc.start()
+    try:
+        assert len(from_base64(text)) == 3_000_000
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(text)
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_images_are_apart_from_the_rest():
