@@ -230,3 +230,16 @@ def test_it_needs_neither_torch_nor_a_host():
         "found = {'torch', 'bentoml', 'mlflow', 'numpy', 'PIL'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_key_goes_to_no_other_address():
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.host, request.headers.get("x-api-key")))
+        return httpx.Response(302, headers={"location": "https://evil.example/model"})
+
+    client = Client("http://127.0.0.1:3000", api_key="secret", transport=httpx.MockTransport(answer))
+    with client, pytest.raises(ServiceError, match="status 302"):
+        client.model()
+    assert asked == [("127.0.0.1", "secret")]
