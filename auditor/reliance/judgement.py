@@ -2,6 +2,7 @@
 
 Three answers: *found* (a class follows one thing that is transplanted into other images, and that thing is too small,
 too much alike or too far from the middle to be what the class is about), *look* (pictures, no verdict), *nothing*.
+A spot that is followed too weakly for a verdict is only worth looking at when the class misses it.
 Without masks of the object nothing here says "spurious": it says what the class hangs on.
 """
 
@@ -40,6 +41,8 @@ ABOUT_AS_STRONG = 0.8
 OUTSIDE = 0.3  # gain of surroundings or pattern from which a spot does not lie on what is in the middle
 PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
 FALSE_DISCOVERIES = 0.05
+PART = FOUND_FROM - 0.01  # the most that is said of a spot that may be part of what the class is
+TELLS = 0.2  # share of a class's images that must be lost for a hidden region to tell something
 PICTURES = 6
 LARGER_SHARE = 4.0  # hiding 10% is named instead of 3% where it takes 28 points more away
 
@@ -161,6 +164,8 @@ def _finding(c: ClassReliance, names: Sequence[str], significant: bool) -> Findi
     verdict: Verdict = "nothing"
     if strongest >= LOOK_FROM:
         verdict = "found" if strongest >= FOUND_FROM and significant else "look"
+    if verdict == "look" and cause in ("box", "spot") and strongest < PART and not is_missed(c):
+        verdict = "nothing"
     if verdict == "nothing":
         return Finding(c.label, names[c.label], verdict, strongest, "", f"Class {names[c.label]}: nothing was found.")
     rows, boxes = pictures(c, cause)
@@ -185,7 +190,7 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     outside = max(gains.get("surroundings", 0.0), gains.get("pattern", 0.0), gains.get("frame", 0.0)) >= OUTSIDE
     if is_part_of_something(c) and not outside:
         for name in ("box", "spot"):
-            evidence[name] = min(evidence[name], FOUND_FROM - 0.01)
+            evidence[name] = min(evidence[name], PART)
     return evidence
 
 
@@ -199,6 +204,12 @@ def is_part_of_something(c: ClassReliance) -> bool:
     if c.context is None or c.context_null is None:
         return False
     return float(c.context.mean() - c.context_null.mean()) > PART_OF_SOMETHING
+
+
+def is_missed(c: ClassReliance) -> bool:
+    """Whether the class loses images when its deciding region is hidden; yes where that was not tried."""
+    _, after, elsewhere = most_telling(c.hidden)
+    return not c.hidden or elsewhere - after >= TELLS
 
 
 def standard_error(f: Followed) -> float:
@@ -270,7 +281,7 @@ def words(c: ClassReliance, cause: str, names: Sequence[str], verdict: Verdict) 
         return f"Class {name} hangs on {THINGS[cause]}: given to pictures of {other}, it turns {turned}.", ADVICE[cause]
     parts = [f"Class {name} hangs on {THINGS[cause]}: "]
     share, after, elsewhere = most_telling(c.hidden)
-    if elsewhere - after >= 0.2:  # a class that images fall back to survives without it
+    if elsewhere - after >= TELLS:  # a class that images fall back to survives without it
         parts.append(
             f"hiding {share:.0%} of each image takes it from 100% to {after:.0%} (elsewhere: {elsewhere:.0%}); "
         )

@@ -193,6 +193,8 @@ def _finds(sentences: Iterable[Finding]) -> str:
 
 def _looks_at(audit: Audit) -> str:
     parts = ["<h2>What the model looks at</h2>"]
+    if not audit.explainers:
+        return ""
     if not audit.pictures:
         return parts[0] + "<p class='pale'>Pictures are on the page that was written with the audit itself.</p>"
     for name, shown in audit.pictures.items():

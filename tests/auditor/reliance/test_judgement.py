@@ -178,3 +178,14 @@ def test_the_share_to_speak_of_is_small_unless_a_larger_one_takes_much_more():
     assert most_telling([*hidden(0.03, 0.2, 0.2, 0.9), *hidden(0.10, 0.0)]) == (0.03, pytest.approx(0.2), 1.0)
     assert most_telling([*hidden(0.03, 0.8), *hidden(0.10, 0.0)])[0] == 0.10
     assert most_telling([]) == (0.0, 1.0, 1.0)
+
+
+def test_a_spot_that_is_followed_weakly_and_not_missed_is_nothing():
+    c = strong(box=NEEDED["box"] - 0.08)
+    still = torch.ones(12)
+    unmissed = (Survival(0.03, "blur", still, still, still, still),)
+    assert verdict(c).verdict == "look"
+    assert verdict(replace(c, hidden=unmissed)).verdict == "nothing"
+    assert verdict(replace(c, hidden=())).verdict == "look"  # not tried
+    assert verdict(replace(strong(box=0.9), hidden=unmissed)).verdict == "found"  # images fall back to it
+    assert verdict(replace(strong(frame=NEEDED["frame"] - 0.08), hidden=unmissed)).verdict == "look"
