@@ -39,7 +39,11 @@ if TYPE_CHECKING:
 @click.option("--data", required=True, help=DATA_HELP)
 @LABELS
 @click.option("--explainer", "name", help="Whose concepts; default: the one attached that has directions.")
-@click.option("--refit-head", is_flag=True, help="Refit what is above the layer on images without the deciding region.")
+@click.option(
+    "--refit-head/--no-refit-head",
+    default=None,
+    help="Refit what is above the layer on images without, or with swapped, spots; default: if that is better.",
+)
 @click.option("--register", is_flag=True, help="Register the revised network as a new version, and audit it.")
 @click.option("--no-audit", is_flag=True, help="Register it without its audit.")
 @LIMIT
@@ -54,7 +58,7 @@ def revise(
     data: str,
     labels: str | None,
     name: str | None,
-    refit_head: bool,
+    refit_head: bool | None,
     register: bool,
     no_audit: bool,
     limit: int | None,
@@ -86,11 +90,12 @@ def revise(
     if registered and not no_audit:
         with Bar() as bar:
             run_audit(registered, source, progress=bar, command=command_line())
-    answer = {"model": version.label, "layer": done.layer, "removed": concepts, "refitted": refit_head}
+    answer = {"model": version.label, "layer": done.layer, "removed": concepts, "refitted": bool(done.weights)}
+    answer |= {"change": done.words}
     if as_json:
         say(as_text({**answer, "registered": registered, "classes": rows}))
         return
-    say(f"concepts {', '.join(map(str, concepts))} of {explainer.name} are taken out of layer {done.layer}")
+    say(f"{explainer.name}, layer {done.layer}: {done.words}")
     head = list(rows[0])
     table(head, [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows])
     if registered:

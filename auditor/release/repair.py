@@ -1,40 +1,33 @@
 """Repair: a model without what it should not rely on, made of the model, an explainer's concepts and labelled images.
 
 (a) The directions of the unwanted concepts are projected out of their layer, with the mean of positions without them
-put back (`auditor.network.projected_layer`). (b) On request the weights above the layer are refitted: on images whose
-deciding region is inpainted, by their labels, and on all others by the old logits.
+put back (`auditor.network.projected_layer`). (b) The weights above the layer are refitted
+(`auditor.release.head_refit`), with the directions taken out or left. What does best on held-out images is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from auditor.data.source import Data
 from auditor.errors import DataError, OptionError
 from auditor.explainers.base import Explainer
-from auditor.network.below_layer import BelowLayer
 from auditor.network.projected_layer import ProjectedLayer, ProjectedNetwork
 from auditor.progress import Progress, silent
+from auditor.release.head_refit import BATCH, Examples, examples, has_weights_above, refit, right
 from auditor.reliance import Finding, RelianceConfig, judge, measure
-from auditor.reliance.fills import filled
-from auditor.reliance.heat import plain_heat
-from auditor.reliance.regions import hottest
-from auditor.subject.layer_calls import on_call
 from auditor.subject.subject import Subject
 
 MOST_IMAGES = 400
 PER_CLASS = 15  # images of a class on which its reliance is measured
 ABSENT = 0.02  # of the largest score: below it a position is without the unwanted concepts
-HIDDEN = 0.1  # share of an image that is inpainted for the refit
-EPOCHS, RATE, DECAY, BATCH = 60, 1e-3, 1e-3, 32
+CARRIES = 0.2  # of the largest score: from it an image shows the unwanted concepts
 LOST_CLASS = 0.05  # share of a class's images still right, below which the removal has removed the class
 WAS_THERE = 0.5  # share that was right before, for that to be a loss
 
@@ -57,6 +50,15 @@ class Repair:
     concepts: tuple[int, ...]
     projected: ProjectedLayer
     weights: dict[str, Tensor]
+    is_projected: bool = True  # False: only the head is new
+
+    @property
+    def words(self) -> str:
+        """Return what was done."""
+        concepts = ", ".join(map(str, self.concepts))
+        if not self.is_projected:
+            return f"what is above the layer refitted on images without the spots of concepts {concepts}"
+        return f"concepts {concepts} taken out" + ("; what is above the layer refitted" if self.weights else "")
 
     @contextmanager
     def network(self, subject: Subject) -> Iterator[Subject]:
@@ -80,11 +82,15 @@ def repair(
     concepts: Sequence[int],
     data: Data,
     *,
-    refit_head: bool = False,
+    refit_head: bool | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Repair:
-    """Take concepts of an explainer out of the model: ``repair(subject, nmf, [0, 2], data)``."""
+    """Take concepts of an explainer out of the model: ``repair(subject, nmf, [0, 2], data)``.
+
+    ``refit_head``: whether what is above the layer is refitted; None: whichever does better on held-out images whose
+    spot is inpainted, or that have the spot of another class.
+    """
     explainer.check_subject(subject)
     W = explainer.concept_directions()
     if W is None or explainer.layer_ is None:
@@ -102,13 +108,51 @@ def repair(
     absent = unwanted <= torch.maximum(ABSENT * unwanted.max(), faint)
     mean = layout.to_positions(images.z).transpose(1, 2)[absent].double().mean(0)
     projected = ProjectedLayer(W[:, concepts].to(images.z), mean.to(images.z), layout)
-    weights: dict[str, Tensor] = {}
-    if refit_head:
-        weights = _refit(subject, layer, projected, images, unwanted.amax(1), seed, progress)
-    done = Repair(layer, tuple(concepts), projected, weights)
+    done = Repair(layer, tuple(concepts), projected, {})
+    if refit_head is not False:
+        strength = unwanted.amax(1)
+        carries = strength > CARRIES * strength.max()
+        given = examples(subject, layer, images.pixels, images.labels, images.logits, carries, seed, progress)
+        nothing = ProjectedLayer(torch.zeros_like(W[:, :1]).to(images.z), mean.to(images.z), layout)
+        done = _with_new_head(subject, done, nothing, given, images, refit_head, seed, progress)
+    _check(subject, done, images)
+    return done
+
+
+def _with_new_head(
+    subject: Subject,
+    done: Repair,
+    nothing: ProjectedLayer,
+    given: Examples,
+    images: Images,
+    refit_head: bool | None,
+    seed: int,
+    progress: Progress,
+) -> Repair:
+    """Return the repair with a new head where that does better on held-out images, or where it was asked for.
+
+    The directions stay (``nothing`` is taken out) where a new head does better with them. Not so where the projection
+    alone would lose a class: then the head must do without them, and well, or the removal is not a repair.
+    """
+    layer = done.layer
+    if refit_head is None and not has_weights_above(subject, layer):
+        return done
+    changes = [done.projected, nothing]
+    try:
+        _check(subject, done, images)
+    except OptionError:
+        changes = changes if refit_head else changes[:1]
+    ways = [(change, *refit(subject, layer, change, given, seed, progress)) for change in changes]
+    best, weights, share = max(ways, key=lambda way: way[2])
+    least = (1 + 1 / subject.n_classes) / 2 if len(changes) == 1 else right(subject, layer, done.projected, given)
+    if refit_head is None and share <= least:
+        return done
+    return replace(done, projected=best, weights=weights, is_projected=best is done.projected)
+
+
+def _check(subject: Subject, done: Repair, images: Images) -> None:
     with done.network(subject) as repaired:
         check_classes_left(subject.class_names, images.labels, images.logits, _logits(repaired, images.pixels))
-    return done
 
 
 def compared(
@@ -184,78 +228,6 @@ def _images(subject: Subject, data: Data, layer: str, seed: int, progress: Progr
             f"revise: data {data.spec} has no labels of the model's classes, and a repair is judged by them."
         )
     return images
-
-
-def _refit(
-    subject: Subject,
-    layer: str,
-    projected: ProjectedLayer,
-    images: Images,
-    strength: Tensor,
-    seed: int,
-    progress: Progress,
-) -> dict[str, Tensor]:
-    """Return weights above the layer, fitted to inpainted images by label and to all others by the old logits."""
-    below = BelowLayer(subject, layer).weights
-    weights = {
-        k: p.detach().clone().requires_grad_(True)
-        for k, p in subject.module.named_parameters()
-        if k not in below and p.is_floating_point()
-    }
-    if not weights:
-        raise OptionError(f"revise: there are no weights above layer {layer!r} to refit; leave --refit-head out.")
-    carries = (strength > ABSENT * strength.max()) & (images.labels >= 0)
-    z, labels = images.z.clone(), images.labels
-    rows = carries.nonzero()[:, 0]
-    for some in torch.split(rows, BATCH):
-        x, y = images.pixels[some], labels[some]
-        hidden = filled(x, hottest(plain_heat(subject, x, y).maps, HIDDEN), "inpaint")
-        with torch.no_grad():
-            z[some] = subject.activations(hidden, [layer])[layer].cpu()
-        progress("inpainting the deciding regions", int(some[-1]) + 1, len(images.labels))
-    with torch.no_grad():
-        z = torch.cat([projected(part) for part in torch.split(z, BATCH)])
-    n_blank = _blank_images(subject, layer, z[:BATCH], weights)
-    teacher = images.logits.log_softmax(1)
-    optimizer = torch.optim.AdamW(list(weights.values()), lr=RATE, weight_decay=DECAY)
-    generator = torch.Generator().manual_seed(seed)
-    for epoch in range(EPOCHS):
-        for part in torch.split(torch.randperm(len(z), generator=generator), BATCH):
-            logits = _from_layer(subject, layer, z[part], weights, n_blank or len(part))
-            by_label = F.cross_entropy(logits, labels[part].clamp_min(0), reduction="none")
-            by_teacher = F.kl_div(logits.log_softmax(1), teacher[part], reduction="none", log_target=True).sum(1)
-            loss = torch.where(carries[part], by_label, by_teacher).mean()
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        progress("refitting the head", epoch + 1, EPOCHS)
-    return {k: w.detach() for k, w in weights.items()}
-
-
-def _blank_images(subject: Subject, layer: str, z: Tensor, weights: dict[str, Tensor]) -> int:
-    """Return 1 where one blank image below the layer serves a whole batch above it, 0 where each needs its own."""
-    try:
-        one, each = (_from_layer(subject, layer, z, weights, n).detach() for n in (1, len(z)))
-    except (RuntimeError, ValueError):  # a graph that kept the size of its batch
-        return 0
-    return int(one.shape == each.shape and torch.allclose(one, each, rtol=1e-4, atol=1e-5))
-
-
-def _from_layer(subject: Subject, layer: str, z: Tensor, weights: dict[str, Tensor], n_blank: int) -> Tensor:
-    """Return logits (differentiable in ``weights``) when the layer puts out ``z``, from ``n_blank`` blank images."""
-
-    def swap(output: Any) -> Any:
-        new = z.clone()
-        return new if isinstance(output, Tensor) else type(output)([new, *output[1:]])
-
-    with subject.at_rest():
-        handle = on_call(subject.module, layer, swap)
-        try:
-            blank = subject.normalise(subject.blank(n_blank))
-            with torch.enable_grad():
-                return subject.output.logits(lambda: functional_call(subject.module, weights, (blank,)))
-        finally:
-            handle.remove()
 
 
 def _logits(subject: Subject, pixels: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ NEEDED = {
 }
 SPECIFIC = tuple(NEEDED)  # of causes that are about as strong, the first says most
 ABOUT_AS_STRONG = 0.8
-OUTSIDE = 0.3  # gain of surroundings or pattern from which a spot does not lie on what is in the middle
+OUTSIDE = 0.3  # gain of surroundings or pattern from which a spot does not lie on what is in the middle,
+MIDDLE = 0.25  # unless the spots themselves do: mean distance of their centres from the edge, .5 is the middle
 PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
 FALSE_DISCOVERIES = 0.05
 PART = FOUND_FROM - 0.01  # the most that is said of a spot that may be part of what the class is
@@ -187,8 +188,7 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
         name: _scaled(gain + (min(likeness, max(gain, 0.0)) if name in ("box", "spot") else 0.0), NEEDED[name])
         for name, gain in gains.items()
     }
-    outside = max(gains.get("surroundings", 0.0), gains.get("pattern", 0.0), gains.get("frame", 0.0)) >= OUTSIDE
-    if is_part_of_something(c) and not outside:
+    if is_part_of_something(c) and not is_outside(c):
         for name in ("box", "spot"):
             evidence[name] = min(evidence[name], PART)
     return evidence
@@ -204,6 +204,12 @@ def is_part_of_something(c: ClassReliance) -> bool:
     if c.context is None or c.context_null is None:
         return False
     return float(c.context.mean() - c.context_null.mean()) > PART_OF_SOMETHING
+
+
+def is_outside(c: ClassReliance) -> bool:
+    """Whether the spots do not lie on what is in the middle: nearer to the edge than to it, and followed from there."""
+    gains = [c.followed[name].gain for name in ("surroundings", "pattern", "frame") if name in c.followed]
+    return max(gains, default=0.0) >= OUTSIDE and not c.edge_distance > MIDDLE
 
 
 def is_missed(c: ClassReliance) -> bool:

@@ -37,6 +37,14 @@ class Boxes:
         """Return boxes of the same size at other places."""
         return Boxes(top, left, self.height, self.width, torch.zeros_like(self.heat))
 
+    def grown(self, margin: float, size: tuple[int, int]) -> Boxes:
+        """Return boxes with a margin around them, a share of their sides, cut at the frame."""
+        dy, dx = (margin * self.height).round().long(), (margin * self.width).round().long()
+        top, left = (self.top - dy).clamp_min(0), (self.left - dx).clamp_min(0)
+        bottom = (self.top + self.height + dy).clamp_max(size[0])
+        right = (self.left + self.width + dx).clamp_max(size[1])
+        return Boxes(top, left, bottom - top, right - left, self.heat)
+
     def masks(self, size: tuple[int, int]) -> Tensor:
         """Return masks (boxes, 1, height, width) that are 1 inside."""
         y, x = (torch.arange(n) for n in size)

@@ -34,8 +34,7 @@ def register_network(explainer: Any, uri: str | ModelVersion, *, subject: Subjec
 
 def register_repair(repair: Repair, explainer: Any, uri: str | ModelVersion, *, subject: Subject) -> str:
     """Register a model without some concepts as the next version of its model; return the version's URI."""
-    concepts = ", ".join(map(str, repair.concepts))
-    change = f"concepts {concepts} taken out" + ("; what is above the layer refitted" if repair.weights else "")
+    change = repair.words
     with repair.network(subject) as made:
         return _register(made, explainer, resolve(uri, registered=True), subject, change)
 

@@ -25,7 +25,8 @@ def test_a_revised_network_is_registered_with_lineage_and_audit(cli, scratch):
 def test_nothing_is_registered_unless_asked_for(cli, scratch):
     result = cli("revise", scratch, "--remove", "group:0", "--refit-head", *DATA)
     assert result.exit_code == 0
-    assert "are taken out of layer features" in result.stdout
+    assert "concepts, layer features: " in result.stdout
+    assert "refitted" in result.stdout
     assert "accuracy before" in result.stdout
     assert "nothing was registered" in result.stderr
 

@@ -73,7 +73,7 @@ def right(subject, images, labels):
 def test_the_plate_has_no_say_afterwards_and_the_object_keeps_its_own(subject, explainer, data):
     swapped = pictures(40, 1, seed=1)
     before = right(subject, *swapped)
-    done = repair(subject, explainer, [1], data)
+    done = repair(subject, explainer, [1], data, refit_head=False)
     x = torch.rand(5, 3, 12, 12)
     without = x.clone()
     without[:, 1] = done.projected.mean[1]
@@ -125,3 +125,16 @@ def test_bad_input_is_one_sentence(subject, explainer, data, tmp_path):
     other.subject_digest_ = subject.digest
     with pytest.raises(OptionError, match="concepts of kind rde are no directions of a layer"):
         repair(subject, other, [0], data)
+
+
+def test_by_default_the_head_is_refitted_where_that_does_better(subject, explainer, data):
+    done = repair(subject, explainer, [1], data)
+    with done.network(subject) as repaired:
+        assert right(repaired, *pictures(40, 1, seed=1)) == 1.0
+        assert right(repaired, *pictures(40, 5, seed=1)) == 1.0
+    words = {
+        (True, True): "concepts 1 taken out; what is above the layer refitted",
+        (True, False): "concepts 1 taken out",
+        (False, True): "what is above the layer refitted on images without the spots of concepts 1",
+    }
+    assert done.words == words[done.is_projected, bool(done.weights)]

@@ -146,6 +146,8 @@ def test_a_spot_that_is_part_of_something_in_the_middle_is_only_worth_a_look():
     assert "part of what it shows" in verdict(c).sentence
     at_the_edge = replace(strong(box=0.9, spot=0.9, surroundings=0.4), context=torch.full((12,), 0.3))
     assert verdict(at_the_edge).verdict == "found"
+    assert verdict(replace(at_the_edge, edge_distance=0.1)).verdict == "found"
+    assert verdict(replace(at_the_edge, edge_distance=0.4)).verdict == "look"  # the spots lie in the middle after all
 
 
 def test_of_causes_about_as_strong_the_most_specific_is_named():
