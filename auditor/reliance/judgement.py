@@ -43,7 +43,7 @@ MIDDLE = 0.25  # unless the spots themselves do: mean distance of their centres 
 PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
 FALSE_DISCOVERIES = 0.05
 PART = FOUND_FROM - 0.01  # the most that is said of a spot that may be part of what the class is
-TELLS = 0.2  # share of a class's images that must be lost for a hidden region to tell something
+TELLS = 0.2  # share of a class's images that must be lost for a hidden region to count
 PICTURES = 6
 LARGER_SHARE = 4.0  # hiding 10% is named instead of 3% where it takes 28 points more away
 
