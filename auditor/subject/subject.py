@@ -19,6 +19,7 @@ from auditor.subject.layer_discovery import probe
 from auditor.subject.layers import Layer, Layout, suggest
 from auditor.subject.memory import keep_memory
 from auditor.subject.outputs import Output, names_of, recorded, watched
+from auditor.subject.portions import Portions, joined
 from auditor.subject.preprocessing import Preprocessing, as_pixels
 
 
@@ -73,6 +74,7 @@ class Subject:
         self._layers: list[Layer] | None = None
         self._one_is_enough: dict[str, bool] = {}
         self.max_batch: int | None = None  # 1 when the exported graph has its batch frozen
+        self.portions = Portions()
         parameter = next(iter(module.parameters()), None)
         self.device = parameter.device if parameter is not None else torch.device("cpu")
         self.dtype = parameter.dtype if parameter is not None and parameter.is_floating_point() else torch.float32
@@ -132,7 +134,9 @@ class Subject:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Apply mean and std to pixels in [0, 1]."""
-        return self.preprocessing.normalise(x.to(self.device, self.dtype))
+        if self.device.type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available() and not x.requires_grad:
+            x = x.pin_memory()  # the copy then runs beside whatever the GPU is doing
+        return self.preprocessing.normalise(x.to(self.device, self.dtype, non_blocking=True))
 
     def move(self, device: str | torch.device, dtype: torch.dtype | None = None) -> Subject:
         """Put the module on a device, in a precision, and return self; the digest stays that of the weights as loaded.
@@ -144,6 +148,7 @@ class Subject:
         self.device = torch.device(device)
         self.dtype = dtype if dtype is not None else self.dtype
         self._identity, self._layers, self._one_is_enough = identity, None, {}
+        self.portions = Portions()
         return self
 
     def twin(self) -> Subject:
@@ -188,6 +193,13 @@ class Subject:
     def run(self, x: Tensor, layers: Iterable[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return logits and the named layers' outputs from one pass."""
         names = list(layers)
+        with self.at_rest():
+            passes = self.portions.map(lambda part: self._run_with(part, names), x, self.max_batch)
+        logits = joined([logits for logits, _ in passes])
+        return logits, {name: _readable(joined([taken[name] for _, taken in passes])) for name in names}
+
+    def _run_with(self, x: Tensor, names: list[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return logits and layers of a portion that goes through at once."""
         outputs: dict[str, list[Tensor]] = {name: [] for name in names}
 
         def keep(name: str) -> Any:
@@ -197,24 +209,19 @@ class Subject:
 
             return action
 
-        chunks = [x] if self.max_batch is None else list(torch.split(x, self.max_batch))
-        logits = []
-        with self.at_rest():
-            for chunk in chunks:
-                handles = [self._on_call(name, keep(name)) for name in names]
-                try:
-                    logits.append(self.forward(chunk))
-                finally:
-                    for handle in handles:
-                        handle.remove()
+        handles = [self._on_call(name, keep(name)) for name in names]
+        try:
+            logits = self.forward(x)
+        finally:
+            for handle in handles:
+                handle.remove()
         for name, parts in outputs.items():
-            if len(parts) != len(chunks):
-                calls = len(parts) / len(chunks)
+            if len(parts) != 1:
                 raise LayerError(
-                    f"layer {name!r} was called {calls:g} times in one pass and must be called once; "
+                    f"layer {name!r} was called {len(parts)} times in one pass and must be called once; "
                     "take a layer that `auditor layers` marks as explainable."
                 )
-        return torch.cat(logits), {name: _readable(torch.cat(parts)) for name, parts in outputs.items()}
+        return logits, {name: parts[0] for name, parts in outputs.items()}
 
     def forward_from(self, layer: str, z: Tensor) -> Tensor:
         """Return the logits when ``layer`` puts out ``z`` (native shape, any batch) whatever the image was.
@@ -223,12 +230,10 @@ class Subject:
         """
         z = z.to(self.dtype)
         with self.at_rest():
-            if self.max_batch is not None:
-                return torch.cat(
-                    [self._replaced(layer, part, part.shape[0]) for part in torch.split(z, self.max_batch)]
-                )
-            n = z.shape[0]
-            return self._replaced(layer, z, 1 if n > 1 and self.one_image_is_enough(layer, z) else n)
+            one = len(z) > 1 and self.one_image_is_enough(layer, z)
+            return joined(
+                self.portions.map(lambda part: self._replaced(layer, part, 1 if one else len(part)), z, self.max_batch)
+            )
 
     def one_image_is_enough(self, layer: str, z: Tensor) -> bool:
         """Whether `forward_from` runs one image below the layer, however many rows ``z`` it is given.
@@ -352,9 +357,7 @@ class Subject:
                 f"images must be (batch, {', '.join(map(str, self.input_shape))}) like the model's input, "
                 f"got {tuple(x.shape)}; resize or convert them."
             )
-        if self.max_batch is None:
-            return self.forward(x)
-        return torch.cat([self.forward(part) for part in torch.split(x, self.max_batch)])
+        return joined(self.portions.map(self.forward, x, self.max_batch))
 
     def blank(self, n: int) -> Tensor:
         """Return ``n`` grey images."""
