@@ -21,6 +21,7 @@ from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
 PADDED_BY_NAME = (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding)
+LARGE = 1 << 16  # numbers of a mass from which it pays to look where they are zero
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 
 
@@ -124,11 +125,23 @@ class Dense(LinearMap):
 
     def spread(self, a: Tensor, sign: int = 1) -> Tensor:
         """Apply the clipped map."""
-        return F.linear(a, self.clipped(sign))
+        return a @ self.clipped.turned() if sign > 0 else F.linear(a, self.clipped(sign))
 
     def gather(self, q: Tensor, sign: int = 1) -> Tensor:
-        """Apply its transpose."""
-        return q @ self.clipped(sign)
+        """Apply its transpose: above the last attention only the class token has mass, below it only the values."""
+        if sign < 0 or q.numel() < LARGE or self.clipped.weight.dim() != 2:
+            return q @ (self.clipped.turned().transpose(-1, -2) if sign > 0 else self.clipped(sign))
+        turned, flat = self.clipped.turned(), q.reshape(-1, q.shape[-1])
+        used = flat != 0
+        outputs, rows = used.any(0), used.any(1)
+        if int(outputs.sum()) * 2 < len(outputs):
+            flat, turned = flat[:, outputs], turned[:, outputs]
+        if int(rows.sum()) * 2 < len(rows):
+            back = flat.new_zeros(len(rows), len(turned))
+            back[rows] = rows_times(flat[rows], turned)
+        else:
+            back = rows_times(flat, turned)
+        return back.view(*q.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
@@ -234,6 +247,10 @@ class Clipped:
             return self.weight.neg().clamp_(min=0)
         return self._cached("clipped", lambda: _channels_last(self.weight.clamp(min=0)))
 
+    def turned(self) -> Tensor:
+        """Return the clipped weights of a dense map as (inputs, outputs)."""
+        return self._cached("turned", lambda: self.weight.clamp(min=0).transpose(-1, -2).contiguous())
+
     def mirrored(self) -> Tensor:
         """Return the clipped weights of a convolution with input and output channels and both axes turned round."""
         return self._cached("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
@@ -244,6 +261,19 @@ class Clipped:
         if held is None or held[0] != stamp:
             held = self.cache[self.key, form] = (stamp, make())
         return held[1]
+
+
+def rows_times(rows: Tensor, w: Tensor) -> Tensor:
+    """Return ``rows @ w^T`` for many rows, w (outputs, inputs).
+
+    On a CPU as a convolution with kernel 1, which takes the library that is faster for float32 on most processors.
+    """
+    is_plain = rows.device.type != "cpu" or rows.dtype != torch.float32 or not torch.backends.mkldnn.is_available()
+    if is_plain or rows.numel() == 0:
+        return rows @ w.T
+    kernel = w[:, :, None, None].contiguous(memory_format=torch.channels_last)
+    out = F.conv2d(rows.reshape(1, -1, 1, rows.shape[1]).permute(0, 3, 1, 2), kernel)
+    return out.permute(0, 2, 3, 1).reshape(len(rows), len(w))
 
 
 def _channels_last(w: Tensor) -> Tensor:

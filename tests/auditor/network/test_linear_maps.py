@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from auditor.network.aten_graph import AtenGraph
-from auditor.network.linear_maps import Attention, Clipped, linear_map
+from auditor.network.linear_maps import Attention, Clipped, Dense, linear_map, rows_times
 
 
 class Lambda(nn.Module):
@@ -175,6 +175,26 @@ def test_values_that_several_heads_share_get_the_mass_of_all_of_them():
     got = linear.gather(q)
     assert got.shape == (3, *v.shape)
     torch.testing.assert_close((got * v).sum(), (q * linear.spread(v)).sum())
+
+
+@pytest.mark.parametrize("part", ["all", "some outputs", "one token", "nothing"])
+def test_large_masses_are_gathered_where_they_are(part):
+    generator = torch.Generator().manual_seed(0)
+    W = torch.randn(96, 70, generator=generator)
+    q = torch.rand(3, 2, 120, 96, generator=generator)
+    if part == "some outputs":
+        q[..., 30:] = 0
+    elif part == "one token":
+        q[:, :, 1:] = 0
+    elif part == "nothing":
+        q.zero_()
+    dense = Dense(None, Clipped(W, {}, "node"))
+    torch.testing.assert_close(dense.gather(q), q @ W.clamp(min=0), rtol=1e-4, atol=1e-4)  # sums of 96 float32
+    torch.testing.assert_close(dense.gather(q, -1), q @ W.neg().clamp(min=0), rtol=1e-4, atol=1e-4)
+    rows = torch.rand(37, 5, generator=generator)
+    w = torch.rand(4, 5, generator=generator)
+    torch.testing.assert_close(rows_times(rows, w), rows @ w.T)
+    torch.testing.assert_close(rows_times(rows.double(), w.double()), rows.double() @ w.double().T)
 
 
 def test_clipped_weights_are_made_once_and_again_after_training():
