@@ -138,6 +138,13 @@ def show(case, row, before):
     sys.stdout.flush()
 
 
+def store(name, rows):
+    """Put the rows of a group of cases beside those of other groups."""
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(stored | {name: rows}, indent=1) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-root", type=Path, default=os.environ.get("AUDITOR_DATA"))
@@ -154,19 +161,17 @@ def main():
     if args.one:
         print(json.dumps(one_fit(args, json.loads(args.one))))
         return
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in args.cases.split(","):
         if name == "resnet20" and args.cifar is None:
             print("resnet20: skipped, no --cifar")
             continue
-        rows[name] = []
+        rows = []
         for case in cases_of(name):
             row = in_a_process(sys.executable, args, case)
             before = in_a_process(args.before, args, case) if args.before and case.get("peer") else None
             show(case, row, before)
-            rows[name].append({"case": case, "now": row} | ({"before": before} if before else {}))
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+            rows.append({"case": case, "now": row} | ({"before": before} if before else {}))
+            store(name, rows)
 
 
 if __name__ == "__main__":

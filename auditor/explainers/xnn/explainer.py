@@ -29,6 +29,7 @@ from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.layer_activations import harvest
 from auditor.explainers.xnn.examples import ActivationRows, Examples
+from auditor.explainers.xnn.fit_remarks import remarks
 from auditor.explainers.xnn.head_design import channels_first, make_heads
 from auditor.explainers.xnn.head_layer import head_layer
 from auditor.explainers.xnn.head_objective import SraeConfig, examples_at_once
@@ -98,6 +99,7 @@ class XnnExplainer(Explainer):
     classes_: list[int]
     layout_: str
     dead_: list[list[int]]  # dead x-features of every class
+    remarks_: list[str]  # what the fit has to say of its images
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         super().__init__(config, **options)
@@ -137,6 +139,7 @@ class XnnExplainer(Explainer):
         self._engines.clear()
         self.dead_ = [row.nonzero().flatten().tolist() for row in trained.dead]
         self.metrics = measure(trained, examples, self.classes_)
+        self.remarks_ = remarks(self.metrics, examples, self.classes_)
         if any(self.dead_):
             log.warning("xnn: %d of %d x-features are dead", int(trained.dead.sum()), trained.dead.numel())
         self.record_fit(subject, data, layer, examples.parts.among(drawn))
@@ -155,6 +158,10 @@ class XnnExplainer(Explainer):
         """Return the one layer that the heads read."""
         assert self.layer_ is not None
         return Reads((self.layer_,))
+
+    def remarks(self) -> list[str]:
+        """Return which heads had no images, and what is missing where heads are not faithful."""
+        return self.remarks_
 
     def explainable_classes(self) -> list[int]:
         """Return the classes that have a head."""
@@ -224,12 +231,14 @@ class XnnExplainer(Explainer):
             "pooling": h.pooling,
             "activation": h.activation,
             "signed_output": h.signed_output,
+            "remarks": self.remarks_,
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Take back stored heads."""
         self.classes_ = [int(k) for k in state["classes"]]
         self.layout_, self.dead_ = str(state["layout"]), state["dead"]
+        self.remarks_ = [str(remark) for remark in state.get("remarks", [])]
         widths = [tensors[f"encoder_w.{i}"].shape for i in range(sum(k.startswith("encoder_w.") for k in tensors))]
         self.heads_ = XHeads(
             len(self.classes_),
