@@ -53,8 +53,8 @@ class Worker:
         """Open the queues and begin to load."""
         s = self.settings
         self._queues = [
-            JobQueue("fast", answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
-            JobQueue("slow", answer_batch, max_batch=1, limit=s.slow_queue, lets_large_in=True),
+            JobQueue("fast", self._answer_batch, max_batch=s.max_batch, limit=s.queue, max_wait_s=s.max_wait_ms / 1000),
+            JobQueue("slow", self._answer_batch, max_batch=1, limit=s.slow_queue, lets_large_in=True),
         ]
         for queue in self._queues:
             queue.start()
@@ -97,6 +97,15 @@ class Worker:
         check_cost(jobs, cost_s, timeout_s)
         queue = self._queues[1 if is_slow(jobs, cost_s) else 0]
         return await queue.answer(jobs, timeout_s, costs_s)
+
+    def _answer_batch(self, jobs: Sequence[Job]) -> list[AnswerJson | Problem]:
+        """Answer a batch and learn from it how fast this machine is."""
+        started = time.perf_counter()
+        answers = answer_batch(jobs)
+        took_s = time.perf_counter() - started
+        if not any(job.is_slow for job in jobs) and not any(isinstance(answer, Problem) for answer in answers):
+            self.pace = self.pace.after(sum(seconds(job, self.pace, self.settings) for job in jobs), took_s)
+        return answers
 
     # the registry
 

@@ -42,6 +42,15 @@ def test_the_pace_gives_back_what_was_measured():
     assert Pace.of(0.5, 0.4).pass_s == 0.0  # a measurement that a busy machine spoilt
 
 
+def test_the_pace_learns_from_batches_that_were_faster():
+    pace = Pace(8.0, 4.0)  # warming up met a busy machine
+    for _ in range(20):
+        estimated_s = 3 * seconds(job(), pace, SETTINGS)
+        pace = pace.after(estimated_s, took_s=0.3)
+    assert seconds(job(), pace, SETTINGS) == pytest.approx(0.1)
+    assert pace.after(1.0, 2.0) == pace.after(0.0, 0.0) == pace
+
+
 def test_searching_takes_the_time_it_is_given():
     assert seconds(job("suffices", stability="off"), Pace(), SETTINGS) == 1.0
     assert seconds(job("suffices", stability="off", timeout_s=3), Pace(), SETTINGS) == 3.0

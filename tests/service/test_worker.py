@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlflow
 import pytest
@@ -156,3 +157,16 @@ def test_requests_do_not_wait_where_loading_has_failed(registry, quick, capsys):
         await worker.stop()
 
     asyncio.run(story())
+
+
+def test_a_worker_learns_its_pace_from_answers_and_not_from_problems(monkeypatch):
+    worker = Worker(Settings())
+    worker.pace = Pace(1000.0, 0.0)
+    version = SimpleNamespace(explainers={})
+    asked = job(version, None, QUICK, [], None, False)
+    monkeypatch.setattr(worker_module, "answer_batch", lambda jobs: [Problem(503)])
+    assert isinstance(worker._answer_batch([asked])[0], Problem)
+    assert worker.pace.explain_s == 1000.0
+    monkeypatch.setattr(worker_module, "answer_batch", lambda jobs: [{}])
+    assert worker._answer_batch([asked]) == [{}]
+    assert worker.pace.explain_s == 500.0
