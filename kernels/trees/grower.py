@@ -270,21 +270,13 @@ class TreeGrower:
 
         share(search_share, self._threads)
         ties = EVEN * described.energy
-        return [_first_best(gain[:, j], feature[:, j], threshold[:, j], ties[j]) for j in range(len(busy))]
+        columns = gain.T.tolist(), feature.T.tolist(), threshold.T.tolist(), ties.tolist()
+        return [_first_best(*node) for node in zip(*columns, strict=True)]
 
     def _histograms_of(self, tasks: list[_Task], start: NDArray[np.int64]) -> Histograms:
-        def ints(values: Iterator[int]) -> NDArray[np.int64]:
-            return np.fromiter(values, dtype=np.int64, count=len(tasks))
-
-        return Histograms(
-            pool=self._pool,
-            block_size=self._block_size,
-            block=ints(task.node.block for task in tasks),
-            parent=ints(task.parent for task in tasks),
-            sibling=ints(task.sibling for task in tasks),
-            added_from=start + ints(0 if task.fresh else task.n_old for task in tasks),
-            fresh=ints(int(task.fresh) for task in tasks),
-        )
+        rows = [(t.node.block, t.parent, t.sibling, 0 if t.fresh else t.n_old, t.fresh) for t in tasks]
+        block, parent, sibling, n_old, fresh = np.array(rows, dtype=np.int64).T.copy()
+        return Histograms(self._pool, self._block_size, block, parent, sibling, start + n_old, fresh)
 
     def _descend(self, task: _Task, gain: float, feature: int, threshold: int) -> list[_Task]:
         node = task.node
