@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 FOLDER = "auditor/signatures"
 VERIFIER = "mlflow-auditor"
-ADDED_BY_MLFLOW = "registered_model_meta"  # when a version is downloaded
 LENGTH = 16  # digits of digests in paths
 
 
@@ -83,7 +82,7 @@ def sign_model(version: ModelVersion, key: SigningKey | None = None) -> bool:
         path = Path(folder) / (version.name or "model").replace("/", "-")
         files = model_files.fetch(version, path)
         model_files.check(version, files)
-        bundle = sign_folder(path, key, sorted({*model_files.NOT_THE_MODEL, ADDED_BY_MLFLOW}))
+        bundle = sign_folder(path, key, sorted(model_files.NOT_THE_MODEL))
         _store(version, tags.digest_of_files(files), f"{key.keyid[:LENGTH]}.sig", bundle)
     return True
 

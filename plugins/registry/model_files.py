@@ -19,7 +19,8 @@ from auditor.plugins.registry.location import ModelVersion, resolve, set_tag
 if TYPE_CHECKING:
     from auditor.subject.subject import Subject
 
-NOT_THE_MODEL = {"explainers", "audits", "auditor"}
+ADDED_BY_MLFLOW = "registered_model_meta"  # beside a model, when a version is loaded through MLflow
+NOT_THE_MODEL = {"explainers", "audits", "auditor", ADDED_BY_MLFLOW}
 LONGEST_TAG = 90_000  # characters; MLflow takes 100,000
 CHUNK = 1 << 20
 

@@ -188,9 +188,11 @@ def check_notes(version: ModelVersion) -> None:
     notes = tags.decode_subject(version.tags[tags.SUBJECT], f"the tag {tags.SUBJECT} of {version.label}")
     stored = _read(version, _notes_file(notes)) or _read(version, SUBJECT_FILE)
     if stored is None:
-        raise TamperError(f"{what} is missing from the artifact store; run auditor describe again.")
+        raise TamperError(
+            f"{what} is missing from the artifact store, as the tag {tags.SUBJECT} has it; run auditor describe again."
+        )
     if stored != _notes_bytes(notes):
-        raise TamperError(f"{what} is not what was attached; run auditor describe again.")
+        raise TamperError(f"{what} is not what the tag {tags.SUBJECT} says; run auditor describe again.")
 
 
 def _check_untagged(version: ModelVersion) -> None:

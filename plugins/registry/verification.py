@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from auditor.errors import AuditError, TamperError
 from auditor.plugins.registry import history, tags
@@ -13,13 +14,22 @@ from auditor.plugins.registry.onnx_exports import FILE, check_export
 from auditor.plugins.registry.subjects import check_notes, load_subject
 from auditor.plugins.registry.verdicts import latest_verdict
 
+if TYPE_CHECKING:
+    from auditor.subject.subject import Subject
 
-def verify(uri: str | ModelVersion, *, allow_pickle: bool | None = None) -> list[Attached]:
-    """Return every attached explainer with its problem, and everything else of the version that has one."""
+
+def verify(
+    uri: str | ModelVersion, *, allow_pickle: bool | None = None, subject: Subject | None = None
+) -> list[Attached]:
+    """Return every attached explainer with its problem, and everything else of the version that has one.
+
+    ``subject`` saves loading the model again; its files are then not looked at.
+    """
     version = resolve(uri, registered=True)
     results: list[Attached] = []
     try:
-        subject = load_subject(version, allow_pickle=allow_pickle)
+        if subject is None:
+            subject = load_subject(version, allow_pickle=allow_pickle)
     except TamperError as error:
         results.append(Attached("model", "model", "", "", "", str(error)))
     else:

@@ -164,3 +164,12 @@ def test_a_link_out_of_the_model_is_refused(tmp_path):
     (tmp_path / "model" / "MLmodel").symlink_to(tmp_path / "secret")
     with pytest.raises(TamperError, match="leads out of its own folder"):
         model_files.digests(tmp_path / "model")
+
+
+def test_what_mlflow_itself_adds_to_a_model_is_no_tampering(attached):
+    """Loaded through MLflow from a store on this machine, a version gets a file with its own name and number."""
+    uri, _ = attached
+    mlflow.pyfunc.load_model(uri)
+    (root_of(uri) / "registered_model_meta").write_text("model_name: pinned\n")
+    plugins.load_subject(uri)
+    assert [x.problem for x in plugins.verify(uri) if not x.verified] == []

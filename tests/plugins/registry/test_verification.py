@@ -55,4 +55,4 @@ def test_a_graph_and_a_description_that_are_missing_are_named(registry, tiny):
     assert (graph.name, graph.kind, graph.verified) == ("explain.onnx", "onnx", False)
     assert f"auditor/exports/{'a' * 12} is missing from the artifact store of {uri}" in graph.problem
     assert (notes.name, notes.kind, notes.verified) == ("subject.json", "subject", False)
-    assert notes.problem.endswith("is missing from the artifact store; run auditor describe again.")
+    assert "is missing from the artifact store" in notes.problem
