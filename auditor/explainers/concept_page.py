@@ -148,7 +148,7 @@ class ConceptPage:
         if by_class is None:
             return []
         order = by_class[k].abs().argsort(descending=True, stable=True)[:most].tolist()
-        return [(c, float(by_class[k, c])) for c in order]
+        return [(c, float(by_class[k, c])) for c in order if float(by_class[k, c]) != 0]
 
     def _bars(self, k: int, most: int = 5) -> str:
         values = self._top_classes(k, most)

@@ -256,6 +256,11 @@ class Subject:
             self._layers = probe(self)
         return self._layers
 
+    @property
+    def names_its_layer(self) -> bool:
+        """Whether somebody said which layer to explain by default."""
+        return self._layer is not None
+
     def default_layer(self) -> str:
         """Return the layer to explain when none is named."""
         if self._layer is not None:
@@ -263,7 +268,8 @@ class Subject:
         best = suggest(self.layers(), self.n_classes)
         if best is None:
             raise LayerError(
-                "the model has no layer that can be explained: none is called once and decides the logits."
+                "the model has no layer that can be explained: none is called once and decides the logits; kind rde, "
+                "which hides parts of the image, needs none (auditor fit rde)."
             )
         return best.name
 

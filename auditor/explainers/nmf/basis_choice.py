@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from auditor.errors import NumericsError
+from auditor.kernels.factorization.nmf import factorize
 
 STANDS_IN = 0.9  # share of images whose class one shared basis must keep, else every class gets its own
 RESTATES = 0.8  # mean share of a concept's scores that its class has: above it concepts are classes by other names
@@ -26,6 +31,16 @@ def objection(keeps: float, activations: Tensor, classes: Tensor) -> str:
     if restates_classes(activations, classes):
         return f"the {rank} shared concepts are the {rank} classes under other names, which explains nothing"
     return ""
+
+
+def basis_of_some(layer: str, X: Tensor, rank: int, signed: bool, seed: int, init: Any) -> Tensor:
+    """Return a shared basis (channels, concepts) from some columns of a layer, in few sweeps."""
+    X = some_columns(X)
+    try:
+        fit = factorize(X, min(rank, *X.shape), max_iter=60, tol=1e-3, signed=signed, seed=seed, init=init)
+    except ValueError as error:
+        raise NumericsError(f"layer {layer!r}: {error}") from error
+    return fit.W
 
 
 def some_columns(X: Tensor, most: int = POSITIONS) -> Tensor:

@@ -3,11 +3,13 @@
 The basis of a class turns almost any image into that class, so ``f_cls`` (each image by the basis of its own class) is
 high by itself. Two figures stand beside it: ``f_cls_runner_up``, how often the basis of the runner-up class makes the
 image the runner-up, and ``f_cls_contested``, how often the model's class wins when the five classes nearest to the
-image each stand in with their own basis and the largest own logit decides (chance: one in five).
+image each stand in with their own basis and the largest logit decides (chance: one in five). An audit's ``f_cls`` is
+measured like the latter: there the explanation stands in for the whole model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +33,30 @@ CONTESTANTS = 5  # classes that an image is contested by
 CONTESTED = 100  # images on which that is tried
 CROPS = 4000  # pictures of a gallery at most, and at least two of a concept
 BLOCK = 32  # images whose activations are in memory at once
+
+
+def stand_in_logits(
+    explainer: NmfExplainer,
+    layout: Layout,
+    logits_from: Callable[[Tensor], Tensor],
+    z: Tensor,
+    logits: Tensor,
+    targets: list[int],
+) -> Tensor:
+    """Return the logits (batch, classes) when concepts stand in for the layer's output ``z``.
+
+    Where classes have bases of their own, each of the classes nearest to the image (the largest ``logits``) speaks for
+    itself: its logit is that of its own basis. The other classes get what the basis of the target gives them.
+    """
+    hat = logits_from(explainer.reconstructed(layout, z, targets))
+    owners = torch.tensor([basis.index for basis in explainer.bases_.parts[1:]], device=z.device)
+    if not len(owners):
+        return hat
+    nearest = owners[logits[:, owners].topk(min(CONTESTANTS, len(owners)), dim=1).indices]  # (images, contestants)
+    for column in nearest.T:
+        by_own = logits_from(explainer.reconstructed(layout, z, column.tolist()))
+        hat = hat.scatter(1, column[:, None], by_own.gather(1, column[:, None]))
+    return hat
 
 
 class ClassReport:
@@ -144,25 +170,23 @@ class ClassReport:
     def _contested(self, rows: list[tuple[int, int]]) -> dict[str, float]:
         """Return how often the class wins against the nearest classes, each by its own basis, and the runner-up's."""
         e = self.explainer
-        owners = torch.tensor([basis.index for basis in e.bases_.parts[1:]])
         rows = [(row, k) for row, k in rows if not e.bases_.for_class(k).is_shared]
         rows = [rows[i] for i in torch.linspace(0, len(rows) - 1, min(CONTESTED, len(rows))).long().tolist()]
-        n = min(CONTESTANTS, len(owners))
-        if n < 2 or not rows:
+        owners = torch.tensor([basis.index for basis in e.bases_.parts[1:]])
+        if len(owners) < 2 or not rows:
             return {}
         wins = turned = 0.0
         for lo in range(0, len(rows), BLOCK):
             part = rows[lo : lo + BLOCK]
             z = self.held.read([row for row, _ in part]).to(self.subject.device)
+            classes = [k for _, k in part]
             with torch.no_grad():
-                nearest = owners[self.logits_from(z).cpu()[:, owners].topk(n, dim=1).indices]  # (images, contestants)
-                values = torch.empty(len(part), n)
-                for j in range(n):
-                    hat = self.logits_from(e.reconstructed(self.layout, z, nearest[:, j].tolist())).cpu()
-                    values[:, j] = hat.gather(1, nearest[:, j : j + 1])[:, 0]
-                    turned += float((hat.argmax(1) == nearest[:, 1]).sum()) if j == 1 else 0.0
-            winner = nearest.gather(1, values.argmax(1, keepdim=True))[:, 0]
-            wins += float((winner == torch.tensor([k for _, k in part])).sum())
+                logits = self.logits_from(z)
+                hat = stand_in_logits(e, self.layout, self.logits_from, z, logits, classes)
+                second = owners[logits.cpu()[:, owners].topk(2, dim=1).indices[:, 1]]
+                other = self.logits_from(e.reconstructed(self.layout, z, second.tolist())).cpu()
+            wins += float((hat.argmax(1).cpu() == torch.tensor(classes)).sum())
+            turned += float((other.argmax(1) == second).sum())
         return {"f_cls_contested": wins / len(rows), "f_cls_runner_up": turned / len(rows)}
 
     def _groups(self) -> dict[str, float]:

@@ -27,18 +27,19 @@ from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import Reservoir, as_columns, check_varies, harvest
-from auditor.explainers.nmf.basis_choice import TRIED, objection, some_columns
+from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection
 from auditor.explainers.nmf.class_bases import ClassBases, ClassBasis
 from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis
-from auditor.explainers.nmf.class_report import ClassReport
+from auditor.explainers.nmf.class_report import ClassReport, stand_in_logits
 from auditor.explainers.nmf.config import NmfConfig
+from auditor.explainers.nmf.layer_choice import choose_layer
 from auditor.explainers.nmf.shards import Shards
 from auditor.explainers.predicted_classes import PredictedClasses
 from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
 from auditor.metrics.concept_groups import dominance, groups
 from auditor.metrics.concept_matching import match_columns
-from auditor.network.above_layer import prepare_above_layer
+from auditor.network.above_layer import prepare_above_layer, values_from
 from auditor.progress import Progress, silent
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
@@ -59,7 +60,7 @@ class NmfExplainer(Explainer):
 
     kind: ClassVar[str] = "nmf"
     Config: ClassVar[type[ExplainerConfig]] = NmfConfig
-    headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error", "basis_stability")
+    headline: ClassVar[tuple[str, ...]] = ("f_cls", "f_cls_contested", "relative_error", "basis_stability")
     remedy: ClassVar[str] = (
         "more concepts (--set rank=30), a basis per class (--set bases=class), another layer (auditor layers), or at "
         "least four images of every class"
@@ -80,7 +81,7 @@ class NmfExplainer(Explainer):
     def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
         """Fit the basis on the data; every n-th image is held out for the metrics."""
         cfg: NmfConfig = self.config
-        layer = subject.layer(cfg.layer).name
+        layer = choose_layer(subject, data, cfg.layer, cfg.seed)
         layout = subject.layout(layer)
         if cfg.target is not None:
             subject.class_index(cfg.target)
@@ -246,7 +247,6 @@ class NmfExplainer(Explainer):
         ]
 
     def _about(self, basis: ClassBasis, target: str) -> dict[str, Any]:
-        """Return what an explanation says of its basis, where classes have their own."""
         if not self.bases_.are_per_class:
             return {}
         why = f"no image of {target} was in the fit: " if basis.is_shared else ""
@@ -258,15 +258,14 @@ class NmfExplainer(Explainer):
         return [basis["words"]] if isinstance(basis, Mapping) else []
 
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
-        """Return the logits of the layer as the concepts of each image's basis reconstruct it."""
+        """Return the logits of the layer as concepts reconstruct it; those of near classes by their own basis."""
         assert self.layer_ is not None
-        layout, logits_hat = subject.layout(self.layer_), []
+        layout, logits_from, logits_hat = subject.layout(self.layer_), values_from(subject, self.layer_), []
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
                 logits, taken = subject.run(part, [self.layer_])
-                z = taken[self.layer_]
-                z_hat = self.reconstructed(layout, z, self.targets_for(subject, logits, None))
-                logits_hat.append(subject.forward_from(self.layer_, z_hat))
+                chosen = self.targets_for(subject, logits, None)
+                logits_hat.append(stand_in_logits(self, layout, logits_from, taken[self.layer_], logits, chosen))
         return torch.cat(logits_hat)
 
     def reconstructed(self, layout: Layout, z: Tensor, targets: Sequence[int]) -> Tensor:
@@ -376,7 +375,7 @@ class NmfExplainer(Explainer):
         if cfg.bases != "auto" or not self._may_be_per_class or len(stored.classes) < 2:
             return cfg.bases == "class"
         rank = min(10, *X.shape)
-        self.take_basis(self._factorize(some_columns(X), rank, cfg.seed, cfg.init, progress).W)
+        self.take_basis(basis_of_some(self.layer_ or "", X, rank, self.signed_, cfg.seed, cfg.init))
         rows = {row: k for k in stored.classes for row in stored.rows_of(k)}
         some = [sorted(rows)[i] for i in torch.linspace(0, len(rows) - 1, min(TRIED, len(rows))).long().tolist()]
         z, classes = stored.read(some).to(subject.device), torch.tensor([rows[row] for row in some])
@@ -437,12 +436,13 @@ class NmfExplainer(Explainer):
         stored, held = stores
         prepare_above_layer(subject, self.layer_)
         rank = cfg.rank if isinstance(cfg.rank, int) else min(10, X.shape[0])
-        shared = self._factorize(some_columns(X), min(rank, *X.shape), cfg.seed, cfg.init, progress)
+        if cfg.bases != "auto":  # else it was tried already
+            self.take_basis(basis_of_some(self.layer_, X, rank, self.signed_, cfg.seed, cfg.init))
         options = {"signed": self.signed_, "init": cfg.init, "seed": cfg.seed}
         work = ClassFit(subject, self.layer_, layout, stored, options, cfg.refits, cfg.class_weights)
         fitted = work.bases(rank, lambda done, total: progress("factorizing classes", done, total))
         report = ClassReport(self, subject, layout, stored, held, progress)
-        self._take_bases(subject, shared, fitted, predicted)
+        self._take_bases(subject, self.W_, fitted, predicted)
         report.order_concepts(cfg.seed)
         self.gallery_ = report.gallery(data, cfg.top_images)
         stable = [b.stability for b in fitted.values() if b.stability is not None]
@@ -456,12 +456,12 @@ class NmfExplainer(Explainer):
         }
 
     def _take_bases(
-        self, subject: Subject, shared: Factorization, fitted: dict[int, FittedBasis], predicted: PredictedClasses
+        self, subject: Subject, shared: Tensor, fitted: dict[int, FittedBasis], predicted: PredictedClasses
     ) -> None:
         order = sorted(fitted)
         sizes = {k: (subject.class_names[k], fitted[k].W.shape[1], predicted.learned[k]) for k in order}
-        self.bases_ = ClassBases.of(shared.W.shape[1], sum(predicted.learned.values()), sizes)
-        self.W_ = torch.cat([shared.W, *(fitted[k].W for k in order)], 1).contiguous()
+        self.bases_ = ClassBases.of(shared.shape[1], sum(predicted.learned.values()), sizes)
+        self.W_ = torch.cat([shared, *(fitted[k].W for k in order)], 1).contiguous()
         ones = torch.ones(self.W_.shape[0])
         self.weights_ = torch.stack([ones, *(fitted[k].weights for k in order)])
 

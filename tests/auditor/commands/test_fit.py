@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(cli, arguments, sentence):
 
 
 def test_images_of_another_size_are_refused(cli, tiny_npz):
-    assert "got (40, 13, 17)" in cli.fails("fit", "nmf", MODEL, "--data", str(tiny_npz))
+    assert "13, 17); resize" in cli.fails("fit", "nmf", MODEL, "--data", str(tiny_npz))
 
 
 def test_labels_of_a_probe_set_stay_apart_from_the_classes(cli, scratch, strokes, tmp_path):

@@ -14,7 +14,19 @@ def test_the_suggested_layer_is_marked(cli):
     rows = cli.json("layers", MODEL)
     assert [row["name"] for row in rows if row["suggested"]] == ["features"]
     assert all(row["explainable"] for row in rows)
-    assert re.search(r"features +Sequential +64 +4 x 4 +non-negative +\* suggested", cli("layers", MODEL).output)
+    said = cli("layers", MODEL).output
+    assert re.search(r"features +Sequential +64 +4 x 4 +non-negative +\d+% +0\.\d\d +[\d.]+% +\* suggested", said)
+    assert "measured on random images, which say nothing of faithfulness: give --data" in said
+
+
+def test_candidates_are_measured_on_the_data(cli):
+    rows = cli.json("layers", MODEL, "--data", "sklearn:digits")
+    measured = {row["name"]: row["measured"] for row in rows if row.get("measured")}
+    assert "features" in measured
+    assert all(0 <= m["faithfulness"] <= 1 and 0 <= m["cost"] < 1 for m in measured.values())
+    best = max(measured, key=lambda name: measured[name]["score"])
+    assert [row["name"] for row in rows if row["suggested"]] == [best]
+    assert "measured on images of sklearn:digits" in cli("layers", MODEL, "--data", "sklearn:digits").output
 
 
 class SideBranch(nn.Module):
@@ -42,3 +54,4 @@ def test_all_shows_also_those_that_cannot_be_explained_and_why(cli):
 
 def test_bad_input_is_one_line(cli):
     assert "no registered model" in cli.fails("layers", "models:/nosuch/1")
+    assert "no such file or folder" in cli.fails("layers", MODEL, "--data", "nosuch/")
