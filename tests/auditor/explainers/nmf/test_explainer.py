@@ -170,7 +170,7 @@ def test_bad_options_are_said(tiny, tiny_npz, options, error, sentence):
 
 
 def test_an_explainer_does_not_explain_another_model(concepts, tiny, digits):
-    with pytest.raises(TamperError, match="was fitted to a model with digest"):
+    with pytest.raises(TamperError, match="was fitted to a model with other weights"):
         concepts.explain(tiny, torch.rand(1, 1, 13, 17))
 
 
