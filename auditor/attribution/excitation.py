@@ -9,8 +9,10 @@ then walk down together, without autograd. How mass passes each operation: `audi
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -228,9 +230,13 @@ class ExcitationBackprop:
     def _images_at_once(self, neurons: Tensor) -> int:
         if self.graph.batch:
             return self.graph.batch
-        sizes = [n.meta["val"][0].numel() for n in self.graph.steps if n in self.graph.live and is_signal(n)]
-        largest = max(sizes, default=1)
-        return max(1, BYTES_AT_ONCE // (4 * int(largest) * max(1, neurons.shape[-1])))
+        return max(1, BYTES_AT_ONCE // (4 * self._largest_signal * max(1, neurons.shape[-1])))
+
+    @cached_property
+    def _largest_signal(self) -> int:
+        """Numbers of the largest signal of one image; once, because sizes of a traced graph are symbols and slow."""
+        signals = [n for n in self.graph.steps if n in self.graph.live and is_signal(n)]
+        return max((math.prod(int(s) for s in n.meta["val"].shape[1:]) for n in signals), default=1)
 
 
 def start_mass(

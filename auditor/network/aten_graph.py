@@ -109,6 +109,7 @@ class AtenGraph:
     _folded: dict[Node, tuple[tuple[int, ...], Tensor, Tensor | None]] = field(default_factory=dict, repr=False)
     _derived: dict[Node, tuple[tuple[int, ...], Any]] = field(default_factory=dict, repr=False)
     _turned: dict[Node, tuple[tuple[int, ...], Tensor | None]] = field(default_factory=dict, repr=False)
+    _located: dict[str, Node | None] = field(default_factory=dict, repr=False)  # layers without operation
 
     def __post_init__(self) -> None:
         live = {self.input}
@@ -215,7 +216,9 @@ class AtenGraph:
         if call is not None or len(calls) > 1:
             inside = [n for n in inside if n.meta["calls"][module] == (call or 1)]
         if not inside and self.find_layer is not None:
-            node = self.find_layer(name)
+            if name not in self._located:  # it runs the model, so once is enough
+                self._located[name] = self.find_layer(name)
+            node = self._located[name]
             if node is not None:
                 return node
         if not inside:

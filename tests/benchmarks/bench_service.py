@@ -1,6 +1,7 @@
 """POST /explain against a bare BentoML endpoint that only runs the same model's forward pass, in one run.
 
     python tests/benchmarks/bench_service.py [--models digits resnet18] [--engines torch onnx] [--seconds 8]
+    python tests/benchmarks/bench_service.py --models efficientnet --engines onnx --data-root DATA
     python tests/benchmarks/bench_service.py --memory 20000
     python tests/benchmarks/bench_service.py --recovery
     python tests/benchmarks/bench_service.py --workers 1 2
@@ -8,7 +9,9 @@
 Both servers have one worker with one thread. They are loaded in turns, over 8 connections of a lean client on the same
 machine, so what else the machine does meets both; the ratio printed is the median over the rounds. Beside requests per
 second stands the servers' CPU time per request, which a busy machine distorts least. ``contributions`` asks for ``nmf``
-and ``xnn`` without heatmaps and without stability; ``heatmaps`` asks for ``nmf`` with PNG heatmaps.
+and ``xnn`` without heatmaps and without stability; ``heatmaps`` asks for ``nmf`` with PNG heatmaps. EfficientNet-Lite0
+(its ImageNet weights, photos of DATA/cub20) is asked for ``nmf`` and ``xnn`` with PNG heatmaps, ``maps`` without and
+``maps, fast`` with stability.
 
 Wanted: contributions of the digits CNN >= 1.0, of resnet18 >= 0.8 (torch) and >= 1.5 (onnx); heatmaps >= 0.5; p99 at
 most 3 times p50; memory of a worker grows by less than 2%; a killed worker is back within 15 seconds.
@@ -32,7 +35,19 @@ ASKED = {
     "contributions": [("explainers", "nmf,xnn"), ("heatmaps", "none"), ("stability", "off")],
     "heatmaps": [("explainers", "nmf"), ("heatmaps", "png"), ("stability", "off")],
 }
+PHOTOS = {
+    "maps": [("explainers", "nmf,xnn"), ("heatmaps", "png"), ("stability", "off")],
+    "maps, fast": [("explainers", "nmf,xnn"), ("heatmaps", "png"), ("stability", "fast")],
+}
+WANTED_MAPS = {"heatmaps": 0.5, "maps": 0.5, "maps, fast": 0.2}
 WANTED = {("digits", "torch"): 1.0, ("digits", "onnx"): 1.0, ("resnet18", "torch"): 0.8, ("resnet18", "onnx"): 1.5}
+
+
+REGISTER = {
+    "digits": lambda folder, root: ls.register_digits(),
+    "resnet18": lambda folder, root: ls.register_resnet18(folder),
+    "efficientnet": lambda folder, root: ls.register_efficientnet(folder, Path(root) / "cub20" / "train"),
+}
 
 
 def bare(model: str, store: str, folder: Path):
@@ -61,14 +76,17 @@ def round_of(live: ls.Live, requests: list[bytes], seconds: float, concurrency: 
     return load, 1000 * (live.cpu_s() - before) / answered
 
 
-def files_of(model: str) -> list[bytes]:
+def files_of(model: str, folder: Path | None = None) -> list[bytes]:
+    if model == "efficientnet":
+        assert folder is not None
+        return [path.read_bytes() for path in sorted((folder / model / "photos").iterdir())]
     return (
         ls.digit_files() if model == "digits" else [ls.image_file(x, "JPEG") for x in ls.smooth_noise(12, 224, seed=1)]
     )
 
 
 def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], args: argparse.Namespace) -> None:
-    files = files_of(name)
+    files = files_of(name, folder)
     with ExitStack() as stack:
         peer = stack.enter_context(bare(uri, store, folder / f"bare-{name}"))
         servers = {}
@@ -84,7 +102,7 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
         for engine, live in servers.items():
             model = live.get("/model")[1]
             print(f"{name:9} {engine:6} engine {model['engine']} {model.get('engine_reason', '')}")
-            for what, fields in ASKED.items():
+            for what, fields in (PHOTOS if name == "efficientnet" else ASKED).items():
                 requests = [ls.multipart(live.port, "/explain", f, fields) for f in files]
                 round_of(live, requests, 2, args.concurrency)
                 rates, cpus, tails = [], [], []
@@ -96,7 +114,7 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
                     tails.append(ours.percentile(99) / ours.percentile(50))
                     print(f"   bare           {theirs.summary()}  cpu {their_cpu:.2f} ms")
                     print(f"   {what:14} {ours.summary()}  cpu {our_cpu:.2f} ms", flush=True)
-                expected = 0.5 if what == "heatmaps" else WANTED[name, engine]
+                expected = WANTED_MAPS.get(what) or WANTED[name, engine]
                 print(
                     f"{name:9} {engine:6} {what:14} requests per second {statistics.median(rates):.2f} of bare "
                     f"(wanted {expected}), by CPU per request {statistics.median(cpus):.2f}; "
@@ -185,7 +203,8 @@ def several(uri: str, store: str, folder: Path, counts: list[int], seconds: floa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["digits", "resnet18"], choices=["digits", "resnet18"])
+    parser.add_argument("--models", nargs="+", default=["digits", "resnet18"], choices=list(REGISTER))
+    parser.add_argument("--data-root", type=Path, default=os.environ.get("AUDITOR_DATA"), help="for efficientnet")
     parser.add_argument("--engines", nargs="+", default=["torch", "onnx"], choices=["torch", "onnx"])
     parser.add_argument("--seconds", type=float, default=8.0, help="of each round and server")
     parser.add_argument("--rounds", type=int, default=3)
@@ -204,7 +223,7 @@ def main() -> None:
             store = ls.use_store(folder / name)
             done = folder / name / "uri"
             if not done.exists():
-                uri = ls.register_digits() if name == "digits" else ls.register_resnet18(folder / name)
+                uri = REGISTER[name](folder / name, args.data_root)
                 done.write_text(uri)
             uri = done.read_text()
             if args.memory:

