@@ -1,8 +1,8 @@
 """Head refit: new weights above a layer, from images in which the spot decides nothing.
 
-Every image that carries the unwanted concepts has its deciding spot inpainted; and every image gets the spot of an
-image of another class. Images that carry the concepts count by their labels, all others by the old logits, so that the
-spot predicts no class any more and the rest stays. Every fourth image is held out, and says how good the head is.
+Every image that hangs on its deciding spot has it inpainted; and every image gets the spot of an image of another
+class. Images that hang on their spot count by their labels, all others by the old logits, so that the spot predicts no
+class any more and the rest stays. Every fourth image is held out, and says how good the head is.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from auditor.errors import OptionError
 from auditor.network.below_layer import BelowLayer
 from auditor.progress import Progress, silent
 from auditor.reliance.fills import filled
-from auditor.reliance.heat import plain_heat
+from auditor.reliance.heat import margins, plain_heat
 from auditor.reliance.regions import Boxes, boxes, pasted
 from auditor.subject.layer_calls import on_call
 from auditor.subject.subject import Subject
 
 MARGIN = 0.25  # of a spot's sides that is inpainted around it
+KEPT = 0.5  # share of the margin that an image keeps without its spot, below which it hangs on it
 EPOCHS, RATE, DECAY, BATCH = 40, 1e-3, 1e-3, 32
 HELD_OUT = 4
 
@@ -50,24 +51,33 @@ def examples(
     pixels: Tensor,
     labels: Tensor,
     logits: Tensor,
-    carries: Tensor,
+    shows: Tensor,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Examples:
-    """Make the images to fit to; ``carries`` (images,) are those that show the unwanted concepts."""
+    """Make the images to fit to; ``shows`` (images,) are those in which the unwanted concepts are seen.
+
+    Of these, images carry a spot whose class loses at least half of its margin without it.
+    """
     bare = pixels.clone()
-    rows = (carries & (labels >= 0)).nonzero()[:, 0]
-    heat = []
-    for some in torch.split(rows, BATCH):
-        maps = plain_heat(subject, pixels[some], labels[some]).maps
-        spots = boxes(maps).grown(MARGIN, (pixels.shape[2], pixels.shape[3]))
-        bare[some] = filled(pixels[some], spots.masks((pixels.shape[2], pixels.shape[3])), "inpaint")
-        heat.append(maps)
-        progress("inpainting the deciding regions", int(some[-1]) + 1, len(labels))
+    size = (pixels.shape[2], pixels.shape[3])
+    rows: list[Tensor] = []
+    spots: list[Boxes] = []
+    for some in torch.split((shows & (labels >= 0)).nonzero()[:, 0], BATCH):
+        at = boxes(plain_heat(subject, pixels[some], labels[some]).maps)
+        without = filled(pixels[some], at.grown(MARGIN, size).masks(size), "inpaint")
+        with torch.no_grad():
+            after = margins(subject.logits(without).cpu(), labels[some])
+        hangs = (after < KEPT * margins(logits[some], labels[some])).nonzero()[:, 0]
+        bare[some[hangs]] = without[hangs]
+        rows.append(some[hangs])
+        spots.append(at.rows(hangs))
+        progress("inpainting the deciding spots", int(some[-1]) + 1, len(labels))
+    carriers = torch.cat(rows) if rows else torch.zeros(0, dtype=torch.long)
     parts, by_label, of_row = [bare], [torch.zeros(len(labels), dtype=torch.bool)], [torch.arange(len(labels))]
-    by_label[0][rows] = True
-    if heat:
-        receivers, swapped = with_spots_of_others(bare, labels, rows, boxes(torch.cat(heat)), pixels, seed)
+    by_label[0][carriers] = True
+    if len(carriers):
+        receivers, swapped = with_spots_of_others(bare, labels, carriers, Boxes.cat(spots), pixels, seed)
         parts.append(swapped)
         by_label.append(by_label[0][receivers])
         of_row.append(receivers)

@@ -27,7 +27,6 @@ from auditor.subject.subject import Subject
 MOST_IMAGES = 400
 PER_CLASS = 15  # images of a class on which its reliance is measured
 ABSENT = 0.02  # of the largest score: below it a position is without the unwanted concepts
-CARRIES = 0.2  # of the largest score: from it an image shows the unwanted concepts
 LOST_CLASS = 0.05  # share of a class's images still right, below which the removal has removed the class
 WAS_THERE = 0.5  # share that was right before, for that to be a loss
 
@@ -111,8 +110,8 @@ def repair(
     done = Repair(layer, tuple(concepts), projected, {})
     if refit_head is not False:
         strength = unwanted.amax(1)
-        carries = strength > CARRIES * strength.max()
-        given = examples(subject, layer, images.pixels, images.labels, images.logits, carries, seed, progress)
+        shows = strength > ABSENT * strength.max()
+        given = examples(subject, layer, images.pixels, images.labels, images.logits, shows, seed, progress)
         nothing = ProjectedLayer(torch.zeros_like(W[:, :1]).to(images.z), mean.to(images.z), layout)
         done = _with_new_head(subject, done, nothing, given, images, refit_head, seed, progress)
     _check(subject, done, images)

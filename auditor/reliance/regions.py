@@ -33,6 +33,12 @@ class Boxes:
         """Return the boxes of some images."""
         return Boxes(self.top[rows], self.left[rows], self.height[rows], self.width[rows], self.heat[rows])
 
+    @classmethod
+    def cat(cls, parts: Sequence[Boxes]) -> Boxes:
+        """Return the boxes of several parts, one after the other."""
+        columns = [[b.top, b.left, b.height, b.width, b.heat] for b in parts]
+        return cls(*(torch.cat(list(column)) for column in zip(*columns, strict=True)))
+
     def at(self, top: Tensor, left: Tensor) -> Boxes:
         """Return boxes of the same size at other places."""
         return Boxes(top, left, self.height, self.width, torch.zeros_like(self.heat))

@@ -147,7 +147,8 @@ def main() -> None:
             if options.rows_only:
                 continue
             made = make(case, options.keep)
-            knows = made.clean > 1 / case.n_classes + 2 * (1 / case.n_classes / len(made.labels)) ** 0.5
+            chance = 1 / case.n_classes
+            knows = made.clean > chance + 2 * (chance * (1 - chance) / len(made.labels)) ** 0.5
             file.write_text(json.dumps(repaired(made) if made.learned and knows else {"name": case.name, "skip": True}))
         row = json.loads(file.read_text())
         if row.get("skip"):

@@ -106,3 +106,5 @@ def test_boxes_grow_by_a_share_of_their_sides_and_not_beyond_the_frame():
     one = torch.tensor
     grown = Boxes(one([0, 4]), one([5, 8]), one([4, 4]), one([8, 4]), torch.ones(2)).grown(0.25, (10, 14))
     assert grown.to_json() == [[0, 3, 5, 11, 1], [3, 7, 6, 6, 1]]
+    rows = [grown.rows(one([1])), grown.rows(one([0]))]
+    assert Boxes.cat(rows).to_json() == [[3, 7, 6, 6, 1], [0, 3, 5, 11, 1]]
