@@ -218,3 +218,16 @@ def test_a_verdict_of_another_version_is_none(version, tiny):
     with pytest.raises(TamperError, match="has model 'models:/judged/1'"):
         latest_verdict(other)
     assert verdict.verdict == "pass"
+
+
+def test_other_preprocessing_after_the_audit_voids_it(version):
+    """The hole: the stored audit still counted, and the gate promoted a model that answers otherwise."""
+    from auditor import AuditConfig
+
+    uri, _, policy = version
+    plugins.describe(uri, mean=[0.9], std=[0.05])
+    gate = run_gate(uri, policy, promote="best", config=AuditConfig(images=20, layers=False, reliance=False))
+    assert gate.verdict == "fail"
+    (check,) = [c for c in gate.checks if c.metric == "explainer/concepts/verified"]
+    assert "other preprocessing" in check.reason
+    assert aliases(uri) == []
