@@ -231,6 +231,8 @@ BAD = {
     "wrong method": ("GET", "/explain", {}, 405, "method_not_allowed"),
     "wrong method of BentoML's": ("DELETE", "/livez", {}, 405, "method_not_allowed"),
     "no explainer": ("GET", "/gallery/nosuch", {}, 404, "unknown_explainer"),
+    "no concept": ("GET", "/gallery/concepts?concept=99", {}, 404, "unknown_concept"),
+    "no number": ("GET", "/gallery/concepts?concept=-1", {}, 404, "unknown_concept"),
     "no model": ("GET", "/v1/models/nosuch", {}, 404, "no_model"),
     "text": ("POST", "/explain", {"content": b"hi", "headers": {"content-type": "text/plain"}}, 415, None),
     "no type": ("POST", "/explain", {"content": b"hi"}, 415, "unsupported_media_type"),
