@@ -22,7 +22,7 @@ from auditor.service.supervisor import VARIABLE
 SERVICE = "auditor.service.service:AuditorService"
 WORKER_CHECK_S = 2.0
 PREFIX = "auditor-metrics-"
-YOUNG_S = 60.0  # a folder is made before it is locked
+YOUNG_S = 24 * 3600.0  # what is younger is left alone, locked or not
 NEEDED = "auditor serve needs BentoML; install it with: pip install 'mlflow-auditor[serve]'."
 
 

@@ -83,7 +83,7 @@ def forget_dead_workers() -> None:
 
 def exposition() -> tuple[bytes, str]:
     """Return all workers' metrics as text, and its media type."""
-    if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+    if Path(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or "/nonexistent").is_dir():  # else: this worker's alone
         from prometheus_client import multiprocess
 
         forget_dead_workers()
