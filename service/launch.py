@@ -61,6 +61,7 @@ def run_server(model: str, *, host: str, port: int, **options: Any) -> None:
         library_internals.serve(SERVICE, socket.gethostbyname(host), port)
     finally:
         shutil.rmtree(metrics, ignore_errors=True)
+        _lock_file(metrics).unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -100,21 +101,29 @@ def remove_left_folders() -> None:
             try:
                 if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
                     continue
+                if not folder.is_dir():
+                    continue
                 os.close(_lock(folder))
             except OSError:  # in use, or just gone
                 continue
             shutil.rmtree(folder, ignore_errors=True)
+            _lock_file(folder).unlink(missing_ok=True)
 
 
 def _lock(folder: Path) -> int:
     """Return a descriptor that holds a folder for as long as this process lives; OSError when another has it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(_lock_file(folder), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock_file(folder: Path) -> Path:
+    """Return the file beside a folder that is locked for it; BentoML makes the folder itself anew when it starts."""
+    return folder.with_name(folder.name + ".lock")
 
 
 def _memory_folder() -> str | None:

@@ -104,7 +104,7 @@ def test_folders_of_killed_servers_are_removed(registry, started, monkeypatch, t
         folder.mkdir()
     for folder in (left, used):
         os.utime(folder, (1, 1))
-    descriptor = os.open(used, os.O_RDONLY)
+    descriptor = os.open(tmp_path / "auditor-metrics-used.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     run_server(MODEL, host="127.0.0.1", port=free_port())
     os.close(descriptor)
