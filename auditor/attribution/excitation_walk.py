@@ -157,7 +157,8 @@ class Walk:
         if not bool(low.any()) or lower_bound(child) is not None:
             return None
         p = here.full() * (den <= SMALLEST)
-        return linear.gather(p * safe_reciprocal(linear.spread(low, -1)), -1) * low
+        handed: Tensor = linear.gather(p * safe_reciprocal(linear.spread(low, -1)), -1) * low
+        return handed
 
     def down(self, start: Node, p: Tensor, stop: Node, dual: Tensor | None = None) -> Tensor:
         """Walk ``p`` (neurons, *shape) from ``start`` to ``stop``; ``dual`` is subtracted with negated top weights."""
@@ -210,8 +211,8 @@ class Walk:
             duals = [None] * len(children) if dual is None else [d for _, d in pass_down(self, node, dual)]
             if self.on_step is not None:
                 self.on_step(node, here.full(), children)
-            for (child, mass), d in zip(children, duals, strict=True):
-                yield child, Mass(mass), d
+            for (child, share), d in zip(children, duals, strict=True):
+                yield child, Mass(share), d
 
 
 def between(graph: AtenGraph, start: Node, stop: Node) -> set[Node]:

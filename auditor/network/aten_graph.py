@@ -401,7 +401,7 @@ def _signs(linear: Node, chain: list[Node], factor: Tensor) -> Tensor | None:
     for step in chain[1:]:
         moved = {step.args[0]: channel}
         channel = call(step, moved.__getitem__)
-    if torch.broadcast_shapes(factor.shape, channel.shape) != channel.shape:
+    if torch.broadcast_shapes(factor.shape, channel.shape) != channel.shape:  # type: ignore[no-untyped-call]
         return None
     sign = torch.where(factor < 0, -1.0, 1.0).to("cpu").expand(channel.shape).flatten()
     by_channel = torch.empty(shape[dim]).scatter_(0, channel.flatten(), sign)

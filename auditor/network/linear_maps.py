@@ -268,8 +268,8 @@ def rows_times(rows: Tensor, w: Tensor) -> Tensor:
 
     On a CPU as a convolution with kernel 1, which takes the library that is faster for float32 on most processors.
     """
-    is_plain = rows.device.type != "cpu" or rows.dtype != torch.float32 or not torch.backends.mkldnn.is_available()
-    if is_plain or rows.numel() == 0:
+    has_library: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if rows.device.type != "cpu" or rows.dtype != torch.float32 or not has_library or rows.numel() == 0:
         return rows @ w.T
     kernel = w[:, :, None, None].contiguous(memory_format=torch.channels_last)
     out = F.conv2d(rows.reshape(1, -1, 1, rows.shape[1]).permute(0, 3, 1, 2), kernel)

@@ -14,8 +14,19 @@ from torch import Tensor
 
 
 @triton.jit
-def _histogram(codes, rows, targets, out, n_rows, n_features, n_lanes, rows_each,
-               CODES: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]  # fmt: skip
+def _histogram(  # type: ignore[no-untyped-def]
+    codes,
+    rows,
+    targets,
+    out,
+    n_rows,
+    n_features,
+    n_lanes,
+    rows_each,
+    CODES: tl.constexpr,
+    LANES: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     feature, group, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     code = tl.arange(0, CODES)
     lane = group * LANES + tl.arange(0, LANES)
