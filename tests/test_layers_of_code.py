@@ -62,7 +62,8 @@ MAY_USE = {
     "metrics": "errors, progress, subject, network, data, perturbation, kernels/networks, kernels/factorization",
     "stability": "errors, progress, subject, network, data, attribution, metrics, kernels/networks",
     "training": "errors, progress, subject, data, kernels/admm",
-    "explainers": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability",
+    "explainers": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, "
+    "kernels/factorization",
     "explainers/nmf": "explainers and what it may use, kernels/factorization",
     "explainers/coupled": "explainers and what it may use, kernels/factorization, kernels/networks",
     "explainers/xnn": "explainers and what it may use, kernels/networks",

@@ -45,14 +45,14 @@ def layers(model: str, data: str | None, show_all: bool, allow_pickle: bool, as_
 
 
 def _measured(subject: Any, source: Any) -> list[Any]:
-    from auditor.explainers.nmf.layer_choice import measure_layers, random_images, some_images
+    from auditor.explainers.layer_choice import measure_layers, random_images, some_images
 
     return measure_layers(subject, random_images(subject) if source is None else some_images(subject, source))
 
 
 def _suggested(subject: Any, measured: list[Any], on_data: bool) -> str:
     """Return the layer a fit takes by default: the best on the data; by its form where there is none."""
-    from auditor.explainers.nmf.layer_choice import best_layer
+    from auditor.explainers.layer_choice import best_layer
 
     by_form: str = subject.default_layer()
     return by_form if subject.names_its_layer or not on_data else best_layer(measured) or by_form

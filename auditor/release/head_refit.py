@@ -26,7 +26,7 @@ from auditor.subject.layer_calls import on_call
 from auditor.subject.subject import Subject
 
 MARGIN = 0.25  # of a spot's sides that is inpainted around it
-KEPT = 0.5  # share of the margin that an image keeps without its spot, below which it hangs on it
+MARGIN_LEFT = 0.5  # share of the margin that an image keeps without its spot, below which it hangs on it
 EPOCHS, RATE, DECAY, BATCH = 40, 1e-3, 1e-3, 32
 HELD_OUT = 4
 
@@ -68,7 +68,7 @@ def examples(
         without = filled(pixels[some], at.grown(MARGIN, size).masks(size), "inpaint")
         with torch.no_grad():
             after = margins(subject.logits(without).cpu(), labels[some])
-        hangs = (after < KEPT * margins(logits[some], labels[some])).nonzero()[:, 0]
+        hangs = (after < MARGIN_LEFT * margins(logits[some], labels[some])).nonzero()[:, 0]
         bare[some[hangs]] = without[hangs]
         rows.append(some[hangs])
         spots.append(at.rows(hangs))

@@ -38,11 +38,12 @@ class Portions:
     def map(self, run: Callable[[Tensor], T], rows: Tensor, most: int | None = None) -> list[T]:
         """Return ``run`` of each portion of ``rows``, in order; ``most`` bounds this call further."""
         results: list[T] = []
-        at = 0
-        while at < len(rows) or not results:
-            sizes = [n for n in (self.most, most, len(rows) - at) if n is not None]
+        at, n_rows = 0, int(rows.shape[0])
+        while at < n_rows or not results:
+            sizes = [n for n in (self.most, most, n_rows - at) if n is not None]
             size = max(min(sizes), 1)
-            result = self._run(run, rows[at : at + size], size)
+            part = rows if size >= n_rows else rows[at : at + size]  # Gaussian moments cannot be sliced
+            result = self._run(run, part, size)
             if result is not None:
                 results.append(result[0])
                 at += size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, OptionError
@@ -51,7 +52,7 @@ def honest_subjects(
                 f"--honest {uri}: it has other layers, images or classes than the first version, so its training is "
                 "not the only difference; give versions of the same architecture."
             )
-        if subject.digest == a.digest or subject.digest in {s.digest for s in subjects.values()}:
+        if subject.identity.weights in _weights(a, subjects):
             raise OptionError(f"--honest {uri}: it is the same model as another one given; give other trainings.")
         subjects[uri] = subject
     if named:
@@ -62,11 +63,16 @@ def honest_subjects(
         except AuditError as error:
             log.info("%s is left out of the retraining noise: %s", uri, error)
             continue
-        if same_architecture(a, subject) and subject.digest not in {a.digest, *(s.digest for s in subjects.values())}:
+        if same_architecture(a, subject) and subject.identity.weights not in _weights(a, subjects):
             subjects[uri] = subject
         if len(subjects) == MOST:
             break
     return subjects
+
+
+def _weights(a: Subject, subjects: Mapping[str, Subject]) -> set[str]:
+    """Return the digests of weights that are there already: equal weights are no other training."""
+    return {subject.identity.weights for subject in (a, *subjects.values())}
 
 
 def same_architecture(a: Subject, b: Subject) -> bool:

@@ -27,12 +27,12 @@ from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import Reservoir, as_columns, check_varies, harvest
+from auditor.explainers.layer_choice import choose_layer
 from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection
 from auditor.explainers.nmf.class_bases import ClassBases, ClassBasis
 from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis
 from auditor.explainers.nmf.class_report import ClassReport, stand_in_logits
 from auditor.explainers.nmf.config import NmfConfig
-from auditor.explainers.nmf.layer_choice import choose_layer
 from auditor.explainers.nmf.shards import Shards
 from auditor.explainers.predicted_classes import PredictedClasses
 from auditor.kernels.factorization.nmf import Factorization, factorize

@@ -10,6 +10,7 @@ from torch import nn
 
 from auditor import AuditConfig, Subject, audit, open_data
 from auditor.auditing.audit import Audit
+from auditor.auditing.cache import KEY_FILE
 from auditor.auditing.images import Answers, answers
 from auditor.auditing.model_reliance import class_images, reliance, why_not
 from auditor.auditing.second_opinions import Passes, involved, share_inside
@@ -188,7 +189,7 @@ def test_an_interruption_after_reliance_does_not_measure_it_again(subject, data,
     again = audit(subject, data, config=AuditConfig(images=20, layers=False), cache=tmp_path)
     assert again.reliance["findings"][0]["verdict"] == "found"
     assert again.finding_pictures["marked"]
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == [KEY_FILE]
 
 
 def test_the_budget_draws_classes_when_there_are_too_many(tmp_path):

@@ -26,6 +26,8 @@ COMMANDS = {
     ),
     "policy check": (["POLICY"], ("auditor.release.policy", "read_policy"), "nothing was checked"),
     "keys new": (["alice"], ("auditor.signing.keys", "new_key"), "no key was made"),
+    "keys hash": (["--new"], ("auditor.service.keys", "hashed"), "no hash was made"),
+    "doctor": ([], ("auditor.commands.machine_checks", "run_checks"), "nothing was changed"),
     "keys list": ([], ("auditor.signing.keys", "read_trusted"), "nothing was changed"),
     "keys revoke": (["alice"], ("auditor.signing.keys", "revoke"), "the key counts as before"),
     "sign": ([MODEL], ("auditor.signing.keys", "current_signer"), "not everything was signed"),

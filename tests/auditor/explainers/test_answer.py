@@ -72,7 +72,7 @@ def test_a_batch_of_different_questions_is_one_pass_and_each_gets_its_own_answer
     counting = ExplainedModel.of(digits, explainers, forward=Counting(digits, explainers.values()))
     questions = [Question.of(model, x, AnswerOptions(**o)) for x, o in zip(images, requests, strict=False)]
     together = [a.to_json() for a in answer(counting, questions)]
-    assert sizes == [4 + 2 * 2], "four images, and two of four copies of two of them"
+    assert sizes == [4 + 2 * 3], "four images, and three of four copies of two of them"
     alone = [answer(model, [question])[0].to_json() for question in questions]
     assert len({a["target"]["logit"] for a in together}) == 4
     for a, b in zip(together, alone, strict=True):
@@ -218,5 +218,5 @@ def test_what_an_audit_measures_is_part_of_the_answer(digits, explainers, images
             assert [c.contribution for c in explanation.concepts] == pytest.approx(
                 [c.contribution for c in same.concepts], rel=1e-5, abs=1e-6
             )  # float32 sums of a batch come in another order
-        with pytest.raises(TamperError, match="was fitted to a model with digest"):
+        with pytest.raises(TamperError, match="was fitted to a model with other weights"):
             explanations_of(explainer, tiny, torch.rand(1, 1, 13, 17), [None])

@@ -34,7 +34,7 @@ def test_each_limit_is_said_with_its_value(metric, value, words):
 
 def test_the_error_says_what_is_wrong_and_what_to_try():
     explainer = NmfExplainer(rank=3)
-    explainer.name, explainer.metrics = "parts", {"f_cls": 0.01}
+    explainer.name, explainer.metrics, explainer.remarks_ = "parts", {"f_cls": 0.01}, []
     sentence = (
         "nmf 'parts' does not stand in for the model and is not attached: .* Try this: more concepts .*attach-anyway"
     )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from auditor import Subject, fit, open_data
-from auditor.explainers.nmf.layer_choice import (
+from auditor.explainers.layer_choice import (
     MeasuredLayer,
     best_layer,
     candidates,
