@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from auditor.auditing.checks import duration
@@ -68,12 +69,15 @@ class Meter:
         """Count while the context lasts; the hook is gone afterwards."""
 
         def count(_module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            self._began = self.clock()
+            if torch.compiler.is_exporting():  # no image passes, and len() would fix the graph to the example's batch
+                return
             first = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)), None)
             self.images += len(first) if first is not None and first.ndim else 1
-            self._began = self.clock()
 
         def end(_module: nn.Module, _args: Any, _output: Any) -> None:
-            self.seconds += self.clock() - self._began
+            if not torch.compiler.is_exporting():
+                self.seconds += self.clock() - self._began
 
         handles = [module.register_forward_pre_hook(count, with_kwargs=True), module.register_forward_hook(end)]
         try:

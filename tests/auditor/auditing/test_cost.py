@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from auditor.auditing.cost import Cost, Meter, cost_sentence
+from auditor.network.aten_graph import AtenGraph
 
 
 def test_every_image_that_goes_through_is_counted_and_the_hook_is_gone_afterwards():
@@ -31,6 +32,15 @@ def test_an_error_inside_takes_the_hook_away_too():
     except KeyboardInterrupt:
         pass
     assert not net._forward_pre_hooks
+
+
+def test_a_graph_traced_while_counting_takes_any_batch_and_counts_nothing():
+    meter, net = Meter(), nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 11 * 15, 4))
+    with meter.on(net):
+        graph = AtenGraph.trace(net, torch.zeros(2, 1, 13, 17))
+    assert graph.batch is None
+    assert graph.run(torch.zeros(5, 1, 13, 17))[graph.output].shape == (5, 4)
+    assert (meter.images, meter.seconds) == (0, 0.0)
 
 
 def test_the_sentence_before_a_check():
