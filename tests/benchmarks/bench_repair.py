@@ -11,9 +11,7 @@ class. *Recovered* is the share of what swapped shortcuts cost against clean ima
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import tempfile
 from pathlib import Path
@@ -28,7 +26,7 @@ from auditor.auditing.second_opinions import Passes, involved
 from auditor.errors import AuditError
 from auditor.release.repair import repair
 from auditor.reliance import RelianceConfig, judge, measure
-from tests.benchmarks.shortcut_models import Case, Made, cases, make, photos, planted, predict
+from tests.benchmarks.shortcut_models import Case, Made, case_options, cases, make, photos, planted, predict
 
 WITH_SPOT = ("plate", "sticker", "watermark", "ruler", "pixel")  # concepts of a layer have a place
 PER_CLASS = 40  # planted training images that are given for the repair
@@ -128,18 +126,7 @@ def wanted(case: Case, only: list[str]) -> bool:
 
 def main() -> None:
     """Repair the models and print a row for each, then the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
-    parser.add_argument("--half", choices=["tune", "report"], default="report")
-    parser.add_argument("--keep", type=Path, required=True, help="folder of trained weights and rows")
-    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    parser.add_argument("--rows-only", action="store_true", help="only cases whose row is already there")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if not options.data_root or not (Path(options.data_root) / "cub20").is_dir():
-        raise SystemExit("skipped: no cub20 under --data-root (or AUDITOR_DATA)")
-    os.environ["AUDITOR_DATA"] = str(options.data_root)
-    options.keep.mkdir(parents=True, exist_ok=True)
+    options = case_options(__doc__)
     rows = []
     for case in (c for c in cases(options.half) if wanted(c, options.only)):
         file = options.keep / f"{case.name}.repair.json"

@@ -10,9 +10,7 @@ clustering of the maps. Both are given their best threshold after the fact, whic
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import subprocess
 import time
 from pathlib import Path
@@ -27,7 +25,7 @@ from torch import Tensor
 from auditor.attribution.baselines import grad_cam
 from auditor.reliance import Finding, Reliance, RelianceConfig, judge, measure
 from auditor.reliance.judgement import FOUND_FROM, NEEDED
-from tests.benchmarks.shortcut_models import Case, Made, cases, make, predict
+from tests.benchmarks.shortcut_models import Case, Made, case_options, cases, make, predict
 from tests.benchmarks.shortcut_plants import Box
 
 IMAGES_PER_CLASS = 20
@@ -179,18 +177,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the cases and print a row for each, then the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
-    parser.add_argument("--half", choices=["tune", "report"], default="report")
-    parser.add_argument("--keep", type=Path, required=True, help="folder of trained weights and rows")
-    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    parser.add_argument("--rows-only", action="store_true", help="only cases whose row is already there")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if not options.data_root or not (Path(options.data_root) / "cub20").is_dir():
-        raise SystemExit("skipped: no cub20 under --data-root (or AUDITOR_DATA)")
-    os.environ["AUDITOR_DATA"] = str(options.data_root)
-    options.keep.mkdir(parents=True, exist_ok=True)
+    options = case_options(__doc__)
     rows = []
     for case in cases(options.half):
         if options.only and not any(part in case.name for part in options.only):

@@ -7,7 +7,9 @@ shortcut of a class, so a case in which training ignored the shortcut is not cou
 
 from __future__ import annotations
 
+import argparse
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -381,3 +383,20 @@ def cases(half: str) -> list[Case]:
         settings = {"network": default, "seed": first + i, "size": size, "classes": classes, **more}
         out.append(Case(f"{half}-{i:02d}-{images}-{kind}", images, shortcut=shortcut, where=where, **settings))
     return out
+
+
+def case_options(description: str | None) -> argparse.Namespace:
+    """Read the options of a benchmark over the cases, and make its folder."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
+    parser.add_argument("--half", choices=["tune", "report"], default="report")
+    parser.add_argument("--keep", type=Path, required=True, help="folder of trained weights and rows")
+    parser.add_argument("--only", nargs="*", default=[], help="parts of names")
+    parser.add_argument("--rows-only", action="store_true", help="only cases whose row is already there")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not options.data_root or not (Path(options.data_root) / "cub20").is_dir():
+        raise SystemExit("skipped: no cub20 under --data-root (or AUDITOR_DATA)")
+    os.environ["AUDITOR_DATA"] = str(options.data_root)
+    options.keep.mkdir(parents=True, exist_ok=True)
+    return options
