@@ -20,10 +20,10 @@ from auditor.explainers.manifest import MANIFEST, check_content, check_file, ope
 from auditor.metrics.measure import Measure
 from auditor.plugins.audits_site.audit_comparison import measures
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore
-from auditor.plugins.audits_site.version_card import VersionCard
+from auditor.plugins.audits_site.version_card import FailedCheck, VersionCard
 from auditor.plugins.registry.attachments import check_kind
 from auditor.plugins.registry.attestations import signature_path
-from auditor.plugins.registry.tags import ExplainerTag
+from auditor.plugins.registry.tags import PICTURE, ExplainerTag
 from auditor.plugins.registry.verdicts import FILE as VERDICT
 from auditor.plugins.registry.verdicts import open_verdict
 from auditor.signing.keys import TrustedKeys
@@ -150,13 +150,37 @@ def check_verdict(store: ServerStore, card: VersionCard, trusted: TrustedKeys | 
         return replace(card, unverified="the tag names no verdict file, so anybody could have written it")
     try:
         content = store.read(card.name, card.version, f"{card.gate.location}/{VERDICT}")
-        open_verdict(content, card.gate, card.uri)
+        document = open_verdict(content, card.gate, card.uri)
         signer = _signer(store, card, trusted) if trusted is not None else ""
     except Refused:
         raise
     except AuditError as error:
         return replace(card, unverified=str(error))
-    return replace(card, signer=signer)
+    return replace(card, signer=signer, failed=failed_checks(document))
+
+
+def failed_checks(document: Mapping[str, Any]) -> tuple[FailedCheck, ...]:
+    """Return the limits that did not hold; entries of another shape are left out.
+
+    >>> failed_checks({"checks": [{"metric": "m", "verdict": "fail", "value": None, "limit": "at least 1"}]})[0].limit
+    'at least 1'
+    """
+    entries = document.get("checks")
+    return tuple(
+        FailedCheck(
+            str(c.get("metric", ""))[:200],
+            _float(c.get("value")),
+            str(c.get("limit", ""))[:200],
+            str(c.get("reason", ""))[:1000],
+            None if c.get("baseline") is None else _float(c["baseline"]),
+        )
+        for c in (entries if isinstance(entries, list) else ())
+        if isinstance(c, dict) and c.get("verdict") == "fail"
+    )[:MOST_FINDINGS]
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def _signer(store: ServerStore, card: VersionCard, trusted: TrustedKeys) -> str:
@@ -173,6 +197,13 @@ def _signer(store: ServerStore, card: VersionCard, trusted: TrustedKeys) -> str:
         if signed.subjects.get(VERDICT) == digest and passed == (card.gate.verdict == "pass"):
             return signed.key.name
     raise SignatureError(f"{where} is signed by no key that this server trusts.")
+
+
+def read_picture(store: ServerStore, card: VersionCard) -> bytes:
+    """Return the picture of what the classes hang on, which must have the digest that the audit's tag names."""
+    if card.audit is None or not card.picture:
+        raise Refused(404, f"the audit of {card.uri} has no picture of what its classes hang on.")
+    return _pinned(store, card, PICTURE, card.audit.usable().files[PICTURE])
 
 
 def read_report(store: ServerStore, card: VersionCard) -> bytes:

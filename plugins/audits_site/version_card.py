@@ -10,7 +10,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from auditor.plugins.registry.staleness import outdated
-from auditor.plugins.registry.tags import AuditTag, ExplainerTag, GateTag, audit_tag, explainer_tags, gate_tag
+from auditor.plugins.registry.tags import (
+    PICTURE,
+    AuditTag,
+    ExplainerTag,
+    GateTag,
+    audit_tag,
+    explainer_tags,
+    gate_tag,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCheck:
+    """A limit that did not hold, as the verdict's file says it."""
+
+    metric: str
+    value: float
+    limit: str
+    reason: str
+    baseline: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +47,22 @@ class VersionCard:
     gate: GateTag | None
     unverified: str = ""  # why the verdict proves nothing; set where its file was looked at
     signer: str = ""  # who signed the verdict, among the keys the server trusts
+    failed: tuple[FailedCheck, ...] = ()  # from the verdict's file, once that was checked
 
     @property
     def uri(self) -> str:
         """Return how commands name it."""
         return f"models:/{self.name}/{self.version}"
+
+    @property
+    def picture(self) -> bool:
+        """Whether the audit came with a picture of what the classes hang on."""
+        return self.audit is not None and not self.audit.problem and PICTURE in self.audit.files
+
+    @property
+    def relied_on(self) -> bool:
+        """Whether a limit failed that is about what the classes hang on."""
+        return any(check.metric.startswith("model/reliance/") for check in self.failed)
 
     @property
     def outdated(self) -> list[str]:

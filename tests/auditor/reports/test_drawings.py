@@ -1,7 +1,7 @@
 """Numbers as people read them, and small drawings."""
 
 from auditor.metrics.measure import Measure
-from auditor.reports.style import histogram, interval, number
+from auditor.reports.drawings import histogram, interval, number
 
 
 def test_small_drawings():
