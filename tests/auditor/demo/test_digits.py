@@ -2,8 +2,8 @@
 
 import torch
 
-from auditor import demo
-from auditor.demo import DigitsNet, train_digits
+from auditor.demo import digits as demo
+from auditor.demo.digits import DigitsNet, train_digits
 
 
 def test_it_reads_unseen_digits(trained):
