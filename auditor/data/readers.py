@@ -14,7 +14,6 @@ import numpy as np
 
 from auditor.data.source import Array, ArrayData, Data
 from auditor.errors import DataError
-from auditor.subject.preprocessing import Preprocessing, from_pil
 
 IDX_FAMILY = {"MNIST", "FashionMNIST", "KMNIST", "QMNIST"}
 
@@ -143,43 +142,9 @@ def open_torchvision(name: str, arguments: dict[str, str], spec: str, options: d
         source = opener(root=str(root), **chosen)
     except Exception as error:  # each data set fails in its own way; all mean "not usable from here"
         raise DataError(f"data {spec}: torchvision could not open it from {root}: {str(error)[:120]}") from error
-    return TorchvisionData(source, spec, **options)
+    from auditor.data.python_objects import open_named
 
-
-class TorchvisionData(Data):
-    """Any torchvision data set whose items are (PIL image, class number)."""
-
-    def __init__(self, source: Any, spec: str, **options: Any) -> None:
-        super().__init__(spec, **options)
-        self.source = source
-        classes = getattr(source, "classes", None)
-        self.class_names = tuple(str(c) for c in classes) if classes else None
-
-    def _count(self) -> int:
-        return len(self.source)
-
-    def _labels(self) -> Array:
-        """Return the labels that the data set lists beside its images, under the names torchvision uses."""
-        for name in ("targets", "labels", "_labels", "y"):
-            listed = getattr(self.source, name, None)
-            if listed is not None and len(listed) == len(self.source) and np.asarray(listed).dtype.kind in "iu":
-                return np.asarray(listed).astype(np.int64)
-        return super()._labels()
-
-    def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
-        rows_to_read = self.sample.rows.tolist()
-        for start in range(0, len(rows_to_read), batch_size):
-            rows = rows_to_read[start : start + batch_size]
-            pairs = [self.source[i] for i in rows]
-            images = np.stack([from_pil(image, pre) for image, _ in pairs])
-            labels = np.array([y if isinstance(y, int) else -1 for _, y in pairs])
-            yield images, labels, [str(i) for i in rows]
-
-    def _content(self) -> Iterator[bytes]:
-        for i in range(len(self.source)):
-            image, label = self.source[i]
-            yield f"{image.mode}|{image.size}|{label}".encode()
-            yield image.tobytes()
+    return open_named(source, spec, options)
 
 
 def _open_idx(folder: Path, split: str, spec: str, options: dict[str, Any]) -> Data:

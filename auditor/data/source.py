@@ -1,7 +1,7 @@
 """Data: image sources that stream batches, know a sha256 over all their content, and never hold the set in memory.
 
-``open_data`` parses one string: a folder of images, an ``.npz``, ``sklearn:digits``, or
-``torchvision:MNIST?root=…&split=test``.
+``open_data`` opens what a program holds images in (`auditor.data.python_objects`), or parses one string: a folder of
+images, an ``.npz``, ``sklearn:digits``, or ``torchvision:MNIST?root=…&split=test``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from auditor.data.image_items import Normalisation
 from auditor.data.label_matching import NO_CLASS, LabelMatching, match_labels, mismatch, read_label_table
 from auditor.data.sampling import Sample, one_of_each_run, stratified
 from auditor.errors import DataError
@@ -83,6 +84,7 @@ class Data(ABC):
         self._is_matching_shown = True
         self._matched: tuple[tuple[str, ...], LabelMatching] | None = None
         self._digest: str | None = None
+        self._content_digest: str | None = None
 
     @abstractmethod
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
@@ -137,16 +139,39 @@ class Data(ABC):
 
     @property
     def digest(self) -> str:
-        """Sha256 over all content: every pixel or file byte, every label, every name that matters."""
+        """Sha256 over all content: every pixel or file byte, every label, every name that matters; and which rows."""
         if self._digest is None:
             h = hashlib.sha256()
             for part in self._content():
                 h.update(len(part).to_bytes(8, "little"))
                 h.update(part)
+            self._content_digest = h.hexdigest()
             if len(self) < self._count():
                 h.update(b"only these rows:" + self.sample.rows.astype("<i8").tobytes())
             self._digest = h.hexdigest()
         return self._digest
+
+    @property
+    def content_digest(self) -> str:
+        """Sha256 of the whole source, the same whichever of its rows are used (``limit``, `only`)."""
+        if self._content_digest is None:
+            _ = self.digest  # one reading gives both
+        assert self._content_digest is not None
+        return self._content_digest
+
+    def _id(self, row: int) -> str:
+        """Return the name that batches give to the image of a row of the whole source."""
+        return str(row)
+
+    def rows_of(self, ids: Sequence[str]) -> Array:
+        """Return the row in the whole source of each image that batches name."""
+        row_of = {self._id(row): row for row in range(self._count())} if ids else {}
+        return np.array([row_of[name] for name in ids], dtype=np.int64)
+
+    @property
+    def readable_rows(self) -> Array:
+        """Rows of the whole source whose images batches give, in their order; broken ones are known once read."""
+        return np.setdiff1d(self.sample.rows, self.rows_of(list(self.skipped)))
 
     def batches(self, subject: Subject | Preprocessing, batch_size: int = 64) -> Iterator[Batch]:
         """Yield batches sized for the subject. A source without one readable image is an error."""
@@ -217,6 +242,13 @@ class Data(ABC):
         if matching is not None and matching.unmatched and self.class_names is not None:
             names = mismatch(self.class_names, subject.class_names, matching.unmatched)
             raise DataError(f"data {self.spec}: {names}")
+        is_numbered = self.class_names is None and not self.labels_left_out
+        top = int(self._labels()[self.sample.rows].max()) if is_numbered and len(self) else NO_CLASS
+        if top >= max(subject.n_classes, 2):
+            raise DataError(
+                f"data {self.spec}: labels must be 0 to {subject.n_classes - 1} like the model's classes, got {top}; "
+                'give data of the model\'s task, or labels="none" (--labels none) to read it without.'
+            )
 
     def _say(self, matching: LabelMatching) -> None:
         assert self.class_names is not None
@@ -275,6 +307,9 @@ class FolderData(Data):
     def _labels(self) -> Array:
         return np.array([label for _, label in self.files], dtype=np.int64)
 
+    def _id(self, row: int) -> str:
+        return self.files[row][0].as_posix()
+
     def image_size(self, name: str) -> tuple[int, int] | None:
         """Return width and height of an image file, from its head."""
         try:
@@ -311,10 +346,16 @@ class ArrayData(Data):
     """Arrays that a reader streams: ``.npz`` members, idx files, scikit-learn's digits."""
 
     def __init__(
-        self, spec: str, labels: Array, read: Callable[[int], Iterator[tuple[Array, Array]]], **options: Any
+        self,
+        spec: str,
+        labels: Array,
+        read: Callable[[int], Iterator[tuple[Array, Array]]],
+        *,
+        applied: Normalisation | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(spec, **options)
-        self._all_labels, self._read = labels, read
+        self._all_labels, self._read, self._applied = labels, read, applied
 
     def _count(self) -> int:
         return len(self._all_labels)
@@ -324,6 +365,8 @@ class ArrayData(Data):
 
     def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
         for raw, labels, rows in self._chosen(batch_size):
+            if self._applied is not None and raw.dtype.kind == "f":
+                raw = self._applied.undone(raw)
             yield from_array(raw, pre, f"data {self.spec}"), labels, [str(i) for i in rows]
 
     def _chosen(self, batch_size: int) -> Iterator[tuple[Array, Array, Array]]:
@@ -350,6 +393,8 @@ class ArrayData(Data):
                 break
 
     def _content(self) -> Iterator[bytes]:
+        if self._applied is not None:
+            yield f"mean {self._applied.mean} std {self._applied.std}".encode()
         for raw, labels in self._read(256):
             yield f"{raw.dtype}|{raw.shape[1:]}".encode()
             yield np.ascontiguousarray(raw).tobytes()
@@ -357,16 +402,26 @@ class ArrayData(Data):
 
 
 def open_data(
-    spec: str | Path | Data,
+    spec: Any,
     *,
     strict: bool = False,
     limit: int | None = None,
     seed: int = 0,
     labels: Mapping[str, str] | str | Path | None = None,
+    image: str | None = None,
+    label: str | None = None,
+    mean: Any = None,
+    std: Any = None,
+    keep: bool = False,
 ) -> Data:
-    """Open an image source named by one string.
+    """Open images: what a program holds them in, or a source named by one string.
 
-    ``folder:PATH`` or a plain path to a folder, a path to an ``.npz`` with ``images`` and ``labels``,
+    A ``DataLoader``, a data set of torch, torchvision or Hugging Face, arrays or tensors, ``(images, labels)``, a list
+    of images or paths, a pandas frame with an image column. ``image`` and ``label`` name the entries or columns of
+    both; ``mean`` and ``std`` are what was applied to the images already and is undone (a ``Normalize`` among their
+    transforms is found); ``keep`` reads once and keeps what is not the same each time.
+
+    Or a string: ``folder:PATH`` or a plain path to a folder, a path to an ``.npz`` with ``images`` and ``labels``,
     ``sklearn:digits`` (add ``?split=train`` or ``?split=test``), or ``torchvision:NAME?root=PATH&split=train|test``.
     ``limit`` images are spread over the classes and drawn by ``seed``; ``data.sample.words`` says what was taken.
     ``labels`` says which label is which class of the model where the names do not: a mapping, or a CSV with lines
@@ -375,21 +430,40 @@ def open_data(
     >>> data = open_data("sklearn:digits")
     >>> len(data), data.digest[:8]
     (1797, 'f6fee29f')
+    >>> pair = open_data((np.zeros((3, 8, 8), np.uint8), ["seven", "one", "one"]))
+    >>> pair.class_names, len(pair)
+    (('one', 'seven'), 3)
     """
-    from auditor.data import readers as sources
-
     if isinstance(spec, Data):
         return spec
-    text = str(spec)
+    is_object = not isinstance(spec, (str, Path))
+    text = type(spec).__name__ if is_object else str(spec)
     if limit is not None and limit < 1:
         raise DataError(f"data {text}: limit must be at least 1, got {limit}.")
     options: dict[str, Any] = {"strict": strict, "limit": limit, "seed": seed, "label_table": _label_table(labels)}
+    if is_object:
+        from auditor.data.python_objects import Reading, open_object
+
+        return open_object(spec, Reading(image, label, Normalisation.of(mean, std), keep), options)
+    if keep or any(x is not None for x in (image, label, mean, std)):
+        raise DataError(f"data {text}: image, label, mean, std and keep are for objects of Python, not for a name.")
+    return _open_named(text, options)
+
+
+def _open_named(text: str, options: dict[str, Any]) -> Data:
+    from auditor.data import readers as sources
+
     scheme, _, rest = text.partition(":")
     if scheme in ("sklearn", "torchvision"):
         name, _, query = rest.partition("?")
         arguments = dict(parse_qsl(query, keep_blank_values=True))
         opener = sources.open_sklearn if scheme == "sklearn" else sources.open_torchvision
         return opener(name, arguments, text, options)
+    if "://" in text:
+        raise DataError(
+            f"data {text}: images are read from files; copy them here first (aws s3 sync, gsutil rsync, rclone), or "
+            "mount the store, and give the folder."
+        )
     path = Path(rest if scheme in ("folder", "npz", "file") and rest else text).expanduser()
     if path.is_dir():
         return FolderData(path, text, **options)

@@ -34,6 +34,7 @@ class _Output:
     mark: tuple[Any, ...]  # equal for equal outputs
     node: Any  # autograd node, or None where nothing depends on the image
     number: int  # which of the node's outputs
+    hands_on: tuple[Any, ...] | None = None  # mark of its first input, where the call only moved these numbers
 
 
 def probe(subject: Subject) -> list[Layer]:
@@ -45,11 +46,23 @@ def probe(subject: Subject) -> list[Layer]:
     order: list[tuple[str, int, _Output | None]] = []  # module, number of the call, what it put out
     inputs: list[Tensor] = []  # of every module, in the order in which they finish
 
+    versions: dict[str, int] = {}  # of the first input, by which a change in place is seen
+
+    def begin(name: str) -> Any:
+        def hook(_module: nn.Module, args: Any) -> None:
+            if args and isinstance(args[0], Tensor):
+                versions[name] = args[0]._version
+
+        return hook
+
     def keep(name: str) -> Any:
-        def hook(_module: nn.Module, args: Any, output: Any) -> None:
-            if args and isinstance(args[0], Tensor) and args[0].requires_grad:
-                inputs.append(args[0])
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            given = args[0] if args and isinstance(args[0], Tensor) else None
+            if given is not None and given.requires_grad:
+                inputs.append(given)
             value = _output(output) if isinstance(output, Tensor) else None
+            if value is not None and given is not None and versions.get(name) == given._version:
+                value.hands_on = _moved(module, given, output)
             outputs.setdefault(name, []).append(value)
             order.append((name, len(outputs[name]), value))
 
@@ -57,6 +70,7 @@ def probe(subject: Subject) -> list[Layer]:
 
     with subject.at_rest(), torch.enable_grad():
         handles = [m.register_forward_hook(keep(k)) for k, m in subject.module.named_modules() if k]
+        handles += [m.register_forward_pre_hook(begin(k)) for k, m in subject.module.named_modules() if k]
         try:
             logits = subject.forward(x)
         finally:
@@ -69,13 +83,16 @@ def probe(subject: Subject) -> list[Layer]:
         gradients = _gradients(x, [logits, *reversed(inputs)], outputs, generator)
     root, leaf = logits.grad_fn, _leaf_of(x)
     first: dict[Any, str] = {}  # the outermost name of each output
+    marks: set[Any] = set()  # of what has a name before
     layers = []
     for name, number, output in order:
         kind, n_calls = _type_name(subject.module.get_submodule(name)), len(outputs[name])
         if n_calls > 1 and number == 1:
             layers.append(_not_one(name, kind, output, n_calls))
         layer = named_call(name, number if n_calls > 1 else None)
-        layers.append(_judge(layer, kind, output, n, subject.input_shape[1:], root, leaf, gradients, first))
+        layers.append(_judge(layer, kind, output, n, subject.input_shape[1:], root, leaf, gradients, first, marks))
+        if output is not None:
+            marks.add(output.mark)
     return layers
 
 
@@ -83,12 +100,36 @@ def _output(output: Tensor) -> _Output:
     """Look at an output; copies of all of them would be most of the memory of a pass."""
     z = output.detach()
     shape, is_number = tuple(int(k) for k in z.shape), z.is_floating_point()
-    mark: tuple[Any, ...] = (shape,)
-    if is_number and z.numel():
-        flat = z.reshape(-1)
-        sums = (flat.sum(), flat.square().sum(), flat[::7].sum(), flat[::31].sum(), flat[:1].sum(), flat[-1:].sum())
-        mark = (shape, *(float(value) for value in sums))
-    return _Output(shape, is_number, bool((z >= 0).all()), mark, output.grad_fn, output.output_nr)
+    return _Output(shape, is_number, bool((z >= 0).all()), _mark(z), output.grad_fn, output.output_nr)
+
+
+def _mark(z: Tensor) -> tuple[Any, ...]:
+    shape = tuple(int(k) for k in z.shape)
+    if not z.is_floating_point() or not z.numel():
+        return (shape,)
+    flat = z.detach().reshape(-1)
+    sums = (flat.sum(), flat.square().sum(), flat[::7].sum(), flat[::31].sum(), flat[:1].sum(), flat[-1:].sum())
+    return (shape, *(float(value) for value in sums))
+
+
+def _moved(module: nn.Module, given: Tensor, output: Tensor) -> tuple[Any, ...] | None:
+    """Return the mark of the input of a call that computes nothing: its numbers come out again, zeros perhaps between.
+
+    Only a module without weights can; one that was given something else, or changed it, gives None.
+    """
+    if any(True for _ in module.parameters()) or not (given.is_floating_point() and output.is_floating_point()):
+        return None
+    if given.ndim < 2 or given.shape[:1] != output.shape[:1]:
+        return None
+    x, z = given.detach().reshape(-1), output.detach().reshape(-1)
+    if z.numel() < x.numel():
+        return None
+    if given.shape == output.shape and bool((x == z).all()):
+        return _mark(given)
+    if not torch.allclose(x.double().square().sum(), z.double().square().sum(), rtol=1e-9):
+        return None  # most layers, and cheaper than sorting
+    before, after = (values[values != 0].sort().values for values in (x, z))
+    return _mark(given) if len(before) == len(after) and bool((before == after).all()) else None
 
 
 def _not_one(name: str, kind: str, output: _Output | None, n_calls: int) -> Layer:
@@ -107,6 +148,7 @@ def _judge(
     leaf: Any,
     gradients: dict[tuple[Any, int], Tensor],
     first: dict[Any, str],
+    marks: set[Any],
 ) -> Layer:
     if output is None:
         return Layer(name, kind, (), None, False, False, "its output is not one tensor")
@@ -130,7 +172,7 @@ def _judge(
     if outer is None or name.count(".") < outer.count("."):
         first[mark] = name
     same = first[mark] if first[mark] != name else ""
-    return Layer(name, kind, shape, layout, positive, True, "", same)
+    return Layer(name, kind, shape, layout, positive, True, "", same, output.hands_on in marks)
 
 
 def _gradients(

@@ -109,11 +109,12 @@ class Layer:
     explainable: bool
     reason: str = ""  # why not, when not explainable
     same_as: str = ""  # an earlier, outer name of the very same output
+    hands_on: bool = False  # whether a pass showed that it only moves the numbers of a layer before it
 
     @property
     def is_passive(self) -> bool:
         """Whether it computes nothing of its own: a dropout, an identity, padding, a change of shape."""
-        return bool(_PASSIVE.fullmatch(self.type))
+        return self.hands_on or bool(_PASSIVE.fullmatch(self.type))
 
     @property
     def is_spatial(self) -> bool:

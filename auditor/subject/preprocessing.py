@@ -14,9 +14,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from auditor.errors import DataError, OptionError, ShapeError
-from auditor.subject.image_pixels import model_pixels, unit_interval
-
-RESIZE = ("stretch", "crop")
+from auditor.subject.image_pixels import Resizing, model_pixels, unit_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Preprocessing:
     input_shape: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    resize: str = "stretch"  # stretch to the size, or scale the short side and crop the centre
+    resize: str = "stretch"  # a rule of `Resizing`: stretch to the size, or scale the short side and crop the centre
 
     @classmethod
     def of(
@@ -42,14 +40,19 @@ class Preprocessing:
     ) -> Preprocessing:
         """Fill in defaults and check every value."""
         c, h, w = input_shape
-        if resize not in RESIZE:
-            raise OptionError(f"resize must be one of {', '.join(RESIZE)}, got {resize!r}.")
+        Resizing.of(resize, (h, w))
         means, stds = _per_channel("mean", mean, c, 0.0), _per_channel("std", std, c, 1.0)
         if min(stds) <= 0:
             raise OptionError(
                 f"std must be positive in every channel, got {stds}; mean and std are those of pixels in [0, 1]."
             )
         return cls((c, h, w), means, stds, resize)
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether the model gets the whole image, stretched to its size, and not its middle."""
+        rule = Resizing.of(self.resize, self.input_shape[1:])
+        return rule.way == "stretch" and rule.side is None
 
     def normalise(self, x: Tensor) -> Tensor:
         """Apply mean and std to pixels in [0, 1]."""
@@ -137,8 +140,9 @@ def from_array(array: np.ndarray[Any, Any], pre: Preprocessing, where: str) -> n
             raise DataError(f"{where}: images hold NaN or infinite values; clean them first.")
         if low < 0 or high > 1:
             raise DataError(
-                f"{where}: float images must lie in [0, 1], got {low:.3g} to {high:.3g}; undo mean and std "
-                "(the model's own preprocessing applies them to pixels), or store uint8."
+                f"{where}: float images must lie in [0, 1], got {low:.3g} to {high:.3g}; undo mean and std (the "
+                "model's own preprocessing applies them to pixels; open_data(…, mean=…, std=…) does it), or store "
+                "uint8."
             )
         return out
     raise DataError(f"{where}: images must be uint8 or float, got {array.dtype}.")

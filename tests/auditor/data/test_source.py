@@ -228,3 +228,8 @@ def test_a_table_for_labels_that_are_numbers_is_refused(tmp_path):
     with pytest.raises(DataError, match="its labels are numbers without names, so --labels has nothing to match"):
         open_data(tmp_path / "x.npz", labels={"cat": "0"}).check_labels(subject_of(["a", "b"]))
     assert labels_of(open_data(tmp_path / "x.npz", labels="none"), subject_of(["a", "b"]))[0] == [-1] * 4
+
+
+@pytest.mark.parametrize("spec", ["s3://bucket/photos", "gs://b", "https://example.org/x.npz"])
+def test_stores_elsewhere_are_no_sources_and_the_way_is_said(spec):
+    refused(spec, "images are read from files; copy them here first")

@@ -48,7 +48,7 @@ def test_a_twin_and_a_moved_subject_keep_their_identity():
     a = subject(graph="1" * 64)
     before = a.identity
     assert a.twin().identity == before
-    assert a.move("cpu", torch.float64).identity == before
+    assert a.to("cpu", torch.float64).identity == before
 
 
 def test_json_goes_round_and_anything_else_is_none():

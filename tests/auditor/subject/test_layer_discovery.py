@@ -188,11 +188,45 @@ def test_names_of_one_output_point_to_the_outermost():
     assert layers == {"0": "", "1.0": "0", "1": "0", "2": "", "3": ""}
 
 
+class Moves(nn.Module):
+    """Modules of our own that compute nothing, and some that look like it."""
+
+    class Same(nn.Module):
+        def forward(self, x):
+            return x * 1
+
+    class Frame(nn.Module):
+        def forward(self, x):
+            return nn.functional.pad(x, (1, 2, 0, 1))
+
+    class Turned(nn.Module):
+        def forward(self, x):
+            return x.flip(3).transpose(2, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
+        self.same, self.frame, self.turned, self.sums = self.Same(), self.Frame(), self.Turned(), self.Same()
+        self.bent, self.fc = nn.ReLU(inplace=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.turned(self.frame(self.same(self.bent(self.a(x)))))
+        x = self.sums(x[:, :, 1:-1, 1:-1] + self.b(x))
+        return self.fc(x.mean((2, 3)))
+
+
+def test_a_layer_that_only_moves_numbers_is_seen_by_its_numbers():
+    layers = {x.name: x for x in probe(Subject(Moves(), input_shape=(1, 9, 7)))}
+    assert [k for k, x in layers.items() if x.is_passive] == ["same", "frame", "turned"]
+    assert not layers["bent"].is_passive  # in place: its input has become its output
+    assert not layers["sums"].is_passive  # the only name that the sum has
+
+
 def test_probing_leaves_no_hooks_and_works_with_gradients_off(tiny):
     with torch.no_grad():
         layers = probe(tiny)
     assert any(x.explainable for x in layers)
-    assert not any(m._forward_hooks for m in tiny.module.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in tiny.module.modules())
 
 
 def test_logits_without_a_gradient_are_refused():

@@ -83,3 +83,27 @@ def test_wrong_construction_is_said():
 def test_one_logit_with_one_name_is_a_yes_or_no():
     subject = Subject(nn.Sequential(nn.Flatten(), nn.Linear(4, 1)), input_shape=(1, 2, 2), class_names=["yes"])
     assert subject.probabilities(torch.tensor([[0.0]])).tolist() == [[0.5]]
+
+
+class Viewed(nn.Module):
+    """Makes a vector of a map by ``view``, which maps with channels last cannot take."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(3 * 13 * 17, 4)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return self.fc(y.view(len(y), -1))
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_images_go_with_channels_last_where_the_module_takes_them(can):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 11 * 15, 4)) if can else Viewed()
+    subject = Subject(net.eval(), input_shape=(2, 13, 17))
+    x = torch.rand(3, 2, 13, 17)
+    fast = subject.in_fast_layout(x)
+    assert torch.equal(fast, x)
+    assert fast.is_contiguous(memory_format=torch.channels_last) is can
+    torch.testing.assert_close(subject.logits(fast), subject.logits(x))
