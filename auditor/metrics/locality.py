@@ -126,7 +126,7 @@ def part_masks(
     """
     if not isinstance(data, FolderData):
         raise OptionError(f"parts are annotated for image files; {data.spec} is no image folder.")
-    if pre.resize != "stretch":
+    if not pre.shows_all:
         raise OptionError("parts can be placed in images that are stretched to size; this model crops the centre.")
     root = data.root
     points: dict[str, Points] = {}

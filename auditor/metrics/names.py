@@ -44,6 +44,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "locality": ("spread of heatmaps", "entropy of a heatmap over a 4 x 4 grid; small is one place"),
     "randomisation": ("survives destroyed weights", "correlation with explanations of the model with shuffled weights"),
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
+    "grouping_purity": (
+        "grouped by an agent",
+        "purity of groups of images that are made from the explanations alone, without people; beside: shuffled",
+    ),
     "group_dominance": (
         "largest group of concepts",
         "share of what counts for a class that one group of concepts gives, in the class where it gives most",
@@ -64,6 +68,15 @@ WORDS: dict[str, tuple[str, str]] = {
     "reliance": ("rise of reliance", "by how much a class hangs more on one thing than in the baseline, at most"),
     "born": ("new concepts", "concepts without a counterpart in the baseline"),
     "died": ("lost concepts", "concepts of the baseline without a counterpart"),
+}
+
+STUDY: dict[str, tuple[str, str]] = {
+    "purity": ("grouped by people", "purity of people's groups against the model's predictions; beside: chance"),
+    "purity_of_labels": ("grouped by people, labels", "the same against the labels of the data"),
+    "gain": ("helps people", "purity of people's groups less that of the same people who see the images alone"),
+    "confidence": ("confidence of people", "how sure people are of their groups; 0 is not at all, 1 is 100%"),
+    "rating": ("rated by people", "what people think of the assistant; 0 is very poor, 1 very good"),
+    "seconds": ("seconds of people", "how long people take for a batch of images"),
 }
 
 RELIANCE: dict[str, tuple[str, str]] = {
@@ -99,7 +112,7 @@ EXPLAINER = frozenset(
     {
         *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
         *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
-        *("group_dominance", "group_ablation", "group_ablation_without_residual"),
+        *("group_dominance", "group_ablation", "group_ablation_without_residual", "grouping_purity"),
     }
 )
 DRIFT_DIRECTION = {
@@ -136,8 +149,12 @@ def words(name: str) -> tuple[str, str]:
     >>> words("model/accuracy/7")[0]
     'accuracy of class 7'
     """
-    _, _, metric = split(name)
+    family, _, metric = split(name)
     base, _, detail = metric.partition("/")
+    if family == "study" and name.count("/") == 3:
+        _, study, base, condition = name.split("/")
+        title, sentence = STUDY.get(base, (base.replace("_", " "), ""))
+        return f"{title}: {condition}", f"{sentence}, in the study {study}"
     if base == "accuracy" and detail:
         return f"accuracy of class {detail}", "share of images of this class that are right"
     if base == "reliance":
@@ -171,6 +188,8 @@ def can_exist(name: str, explainers: Collection[str]) -> bool:
     """Whether an audit could have measured a metric of this name, with these explainers attached."""
     family, owner, metric = split(name)
     base = metric.partition("/")[0]
+    if family == "study":
+        return name.count("/") == 3 and name.split("/")[2] in STUDY
     if family == "explainer":
         return owner in explainers and base in EXPLAINER
     if family == "drift":

@@ -45,3 +45,8 @@ def test_dominance_is_the_share_of_the_largest_group():
     shares = dominance(by_class, [[0, 2], [1]])
     assert float(shares[0]) == 0.75
     assert bool(shares[1].isnan())
+
+
+def test_likeness_does_not_depend_on_the_scale_of_a_concept():
+    S = torch.rand(30, 3, 6, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(likeness(S * torch.tensor([0.01, 1.0, 50.0])[None, :, None]), likeness(S))

@@ -56,3 +56,9 @@ def test_without_labels_there_is_nothing_to_doubt():
     p = torch.full((4, 2), 0.5)
     assert suspicious_labels(p, torch.full((4,), -1)) == []
     assert suspicious_labels(p, torch.tensor([0, 1, 0, 1])) == []  # too few of each class for a threshold
+
+
+def test_a_probability_that_is_just_the_mean_of_its_class_is_confident():
+    p = torch.tensor([[0.75, 0.25]] * 8 + [[0.25, 0.75]] * 8 + [[0.75, 0.25]])
+    labels = torch.tensor([0] * 8 + [1] * 8 + [1])
+    assert [s.row for s in suspicious_labels(p, labels)] == [16]
