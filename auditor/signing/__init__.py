@@ -1,4 +1,4 @@
-"""Signatures: keys and who is trusted, in-toto statements in DSSE envelopes, signed folders (OpenSSF model-signing).
+"""Signatures: keys, authorities and identities, in-toto statements in DSSE envelopes, signed folders (model-signing).
 
 May use: errors.
 """

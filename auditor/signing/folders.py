@@ -9,10 +9,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from auditor.errors import OptionError, SignatureError
-from auditor.signing.keys import NEEDED, SigningKey, TrustedKey
+from auditor.signing.bundles import keyed
+from auditor.signing.keys import NEEDED, Signer, TrustedKey
 
 
-def sign_folder(folder: Path, key: SigningKey, ignore: Collection[str] = ()) -> bytes:
+def sign_folder(folder: Path, key: Signer, ignore: Collection[str] = ()) -> bytes:
     """Return the bundle over every file of a folder; paths in ``ignore`` need not be there, and are left out."""
     try:
         from model_signing import hashing, signing
@@ -24,8 +25,9 @@ def sign_folder(folder: Path, key: SigningKey, ignore: Collection[str] = ()) -> 
         config = hashing.Config()  # type: ignore[no-untyped-call]
         config.set_ignored_paths(paths=paths, ignore_git_paths=False)
         signer = signing.Config()  # type: ignore[no-untyped-call]
-        signer.use_elliptic_key_signer(private_key=key.path).set_hashing_config(config)
-        signer.sign(folder, bundle)
+        signer.set_hashing_config(config)
+        with key.choose_in(signer):
+            signer.sign(folder, bundle)
         return bundle.read_bytes()
 
 
@@ -40,7 +42,7 @@ def verify_folder(folder: Path, bundle: bytes, key: TrustedKey, where: str) -> N
         raise SignatureError(f"{where}: {problem}.")
     with tempfile.TemporaryDirectory(prefix="auditor-") as scratch, contextlib.redirect_stdout(io.StringIO()):
         signature, public = Path(scratch) / "model.sig", Path(scratch) / "key.pub"
-        signature.write_bytes(bundle)
+        signature.write_bytes(keyed(bundle, key.pem, where))
         public.write_bytes(key.pem)
         try:
             verifier = verifying.Config()  # type: ignore[no-untyped-call]

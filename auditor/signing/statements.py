@@ -13,7 +13,8 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from auditor.errors import SignatureError
-from auditor.signing.keys import SigningKey, TrustedKey, TrustedKeys
+from auditor.signing.bundles import open_bundle
+from auditor.signing.keys import Signer, TrustedKey, TrustedKeys
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PAYLOAD = "application/vnd.in-toto+json"
@@ -57,14 +58,10 @@ def make_statement(subjects: Mapping[str, str], predicate_type: str, predicate: 
     return dict(MessageToDict(statement.pb))
 
 
-def sign(statement: Mapping[str, Any], key: SigningKey) -> bytes:
-    """Return the statement in an envelope with one signature."""
-    from securesystemslib.dsse import Envelope
-
+def sign(statement: Mapping[str, Any], key: Signer) -> bytes:
+    """Return the statement in an envelope with one signature, and the signer's certificates where there are any."""
     payload = json.dumps(statement, sort_keys=True).encode()
-    envelope = Envelope(payload, PAYLOAD, {})
-    envelope.sign(key.signer)
-    return (json.dumps(envelope.to_dict(), sort_keys=True) + "\n").encode()
+    return (json.dumps(key.sign_payload(payload, PAYLOAD), sort_keys=True) + "\n").encode()
 
 
 def open_envelope(content: bytes, trusted: TrustedKeys, where: str, now: datetime | None = None) -> Signed:
@@ -72,19 +69,23 @@ def open_envelope(content: bytes, trusted: TrustedKeys, where: str, now: datetim
     from securesystemslib.dsse import Envelope
     from securesystemslib.exceptions import UnverifiedSignatureError, VerificationError
 
+    bundle = open_bundle(content, where)
+    key = trusted.signer_of(content, bundle, where, now) if bundle.certificates else None
     try:
-        envelope = Envelope.from_dict(json.loads(content))
+        if key is not None:  # whose signature it is says the certificate
+            (signature,) = bundle.envelope["signatures"]
+            bundle.envelope["signatures"] = [{**signature, "keyid": key.keyid}]
+        envelope = Envelope.from_dict(bundle.envelope)
         ids = list(envelope.signatures)
     except Exception as error:  # whatever a damaged file makes of the parsers
         raise SignatureError(f"{where} is no signed envelope ({type(error).__name__}); sign it again.") from None
     if envelope.payload_type != PAYLOAD:
         raise SignatureError(f"{where} holds {str(envelope.payload_type)[:60]!r}, not an in-toto statement.")
-    key = next((key for key in map(trusted.by_id, ids) if key is not None), None)
+    key = key or next((key for key in map(trusted.by_id, ids) if key is not None), None)
     if key is None:
-        names = ", ".join(entry.name for entry in trusted.keys)
         signed_by = ", ".join(keyid[:12] for keyid in ids) or "nobody"
         raise SignatureError(
-            f"{where} is signed by {signed_by}, which {trusted.folder} does not trust (it has {names})."
+            f"{where} is signed by {signed_by}, which {trusted.folder} does not trust (it has {trusted.names})."
         )
     problem = key.problem(now)
     if problem:

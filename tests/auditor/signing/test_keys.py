@@ -118,3 +118,29 @@ def test_the_chosen_key_goes_before_the_environment(tmp_path, monkeypatch):
     assert current_signer().name == "one"
     with pytest.raises(OptionError, match="cannot be read"), signing_with(tmp_path / "none.pem"):
         pass
+
+
+def test_a_key_with_a_passphrase_opens_with_it_and_is_one_sentence_without(tmp_path, monkeypatch):
+    private, _ = new_key("alice", tmp_path, passphrase="open sesame")
+    assert b"ENCRYPTED" in private.read_bytes()
+    monkeypatch.setenv("AUDITOR_SIGN_PASSPHRASE", "open sesame")
+    key = read_signing_key(private)
+    assert key.keyid == read_trusted(tmp_path).keys[0].keyid
+    assert "sesame" not in repr(key)
+    monkeypatch.setenv("AUDITOR_SIGN_PASSPHRASE", "open sesam")
+    with pytest.raises(OptionError, match="the passphrase does not open it"):
+        read_signing_key(private)
+    monkeypatch.delenv("AUDITOR_SIGN_PASSPHRASE")
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    with pytest.raises(OptionError, match="it has a passphrase; set AUDITOR_SIGN_PASSPHRASE"):
+        read_signing_key(private)
+
+
+def test_a_passphrase_is_asked_for_once_at_a_terminal(tmp_path, monkeypatch):
+    private, _ = new_key("alice", tmp_path, passphrase="open sesame")
+    asked = []
+    monkeypatch.delenv("AUDITOR_SIGN_PASSPHRASE", raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("getpass.getpass", lambda prompt: asked.append(prompt) or "open sesame")
+    assert read_signing_key(private).keyid == read_signing_key(private).keyid
+    assert asked == [f"passphrase of {private}: "]
