@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from auditor.attribution.heatmap_png import heat_layers
+from auditor.data.python_objects import pixels_of_any
 from auditor.errors import AuditError, OptionError, UnknownClassError, UnknownExplainerError
 from auditor.explainers.answer_options import EVERY, AnswerOptions, options_of
 from auditor.explainers.base import Explainer
@@ -172,7 +173,7 @@ class Answer:
         if name in self.problems:
             nothing = {"index": 0, "label": "", "logit": 0.0}
             empty = {"target": nothing, "target_value": 0.0, "bias": None, "residual": None, "others": 0.0}
-            return {**head, **empty, "concepts": [], "extra": {}, "problem": self.problems[name]}
+            return {**head, **empty, "concepts": [], "lines": [], "extra": {}, "problem": self.problems[name]}
         explanation = self.explanations[name]
         concepts, others = self.shown(name)
         target = explanation.target
@@ -194,6 +195,7 @@ class Answer:
                 }
                 for c, heatmap in zip(concepts, _heatmaps(concepts, self.question), strict=True)
             ],
+            "lines": explainer.lines(explanation),
             "extra": explanation.extra,
             "problem": "",
         }
@@ -206,7 +208,7 @@ def answer_images(subject: Subject, attached: Mapping[str, Explainer], images: A
     """
     checked = options_of("answer_images", options)
     model = ExplainedModel.of(subject, attached)
-    questions = [Question.of(model, x, checked) for x in subject.pixels(images)]
+    questions = [Question.of(model, x, checked) for x in pixels_of_any(subject, images)]
     return [raised(result) for result in answer(model, questions)] if questions else []
 
 
@@ -225,7 +227,19 @@ def explanations_of(
     """
     explainer.check_subject(subject)
     logits, activations = TorchPass(subject, [explainer]).run(images) if outputs is None else outputs
-    return explainer.explain_from(subject, images, logits, activations, targets, **options)
+    return _one_each(
+        explainer, explainer.explain_from(subject, images, logits, activations, targets, **options), images
+    )
+
+
+def _one_each(explainer: Explainer, explanations: list[Explanation], images: Tensor) -> list[Explanation]:
+    """Return the explanations when there is one per image; anything else is a fault of the kind, whoever wrote it."""
+    if len(explanations) != len(images):
+        raise RuntimeError(
+            f"kind {explainer.kind}: explain_from gave {len(explanations)} explanations for {len(images)} images; "
+            "report this to its authors."
+        )
+    return explanations
 
 
 def raised(result: Answer | Exception) -> Answer:
@@ -336,15 +350,17 @@ class _Batch:
         self, explainer: Explainer, rows: list[int], heatmaps: bool, options: dict[str, Any]
     ) -> list[Explanation]:
         whole = len(rows) == len(self.x)
-        return explainer.explain_from(
+        x = self.x if whole else self.x[rows]
+        explanations = explainer.explain_from(
             self.model.subject,
-            self.x if whole else self.x[rows],
+            x,
             self.logits if whole else self.logits[rows],
             self.activations if whole else {key: value[rows] for key, value in self.activations.items()},
             [self.questions[i].target for i in rows],
             heatmaps=heatmaps,
             **options,
         )
+        return _one_each(explainer, explanations, x)
 
 
 def _each(work: Callable[[list[int]], list[Explanation]], rows: list[int]) -> list[Explanation | Exception]:
@@ -365,7 +381,7 @@ def _per_request(explainer: Explainer, options: AnswerOptions, limit_s: float | 
     """Return the options that replace those of the explainer's fit for this request, its time within the limit."""
     values = {name: getattr(options, name) for name in explainer.per_request}
     if limit_s is not None and "timeout_s" in values:
-        seconds = values["timeout_s"] or getattr(explainer.config, "timeout_s", None)
+        seconds = values["timeout_s"] or explainer.search_s
         values["timeout_s"] = limit_s if seconds is None or seconds > limit_s else values["timeout_s"]
     return tuple(sorted((name, value) for name, value in values.items() if value is not None))
 

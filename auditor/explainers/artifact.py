@@ -78,8 +78,17 @@ def write_artifact(
     return sha256(sealed)
 
 
-def read_artifact(folder: str | Path, *, digest: str | None = None, identity: Identity | None = None) -> Artifact:
-    """Read an artifact after verifying everything: schema, every checksum, the digest and the subject when given."""
+def read_artifact(
+    folder: str | Path,
+    *,
+    digest: str | None = None,
+    identity: Identity | None = None,
+    remedy: str = "fit the explainer to this model",
+) -> Artifact:
+    """Read an artifact after verifying everything: schema, every checksum, the digest and the subject when given.
+
+    ``remedy`` is what to do about one that was made of another model.
+    """
     folder = Path(folder)
     path = folder / MANIFEST
     if not folder.is_dir():
@@ -92,7 +101,7 @@ def read_artifact(folder: str | Path, *, digest: str | None = None, identity: Id
     if identity is not None:
         problem = other_subject(manifest.get("subject_digest"), Identity.from_json(manifest.get("subject")), identity)
         if problem:
-            raise TamperError(f"artifact {folder.name}: it {problem}; fit the explainer to this model.")
+            raise TamperError(f"artifact {folder.name}: it {problem}; {remedy}.")
     try:
         tensors = load_tensors(contents.pop(TENSORS))
     except SafetensorError as error:
@@ -111,8 +120,8 @@ def other_subject(digest: Any, fitted: Identity | None, now: Identity) -> str:
         parts = fitted.differences(now)
         if not parts:
             return ""
-        return f"was fitted to a model with other {' and '.join(parts)} (digest {digest[:12]}, now {now.digest[:12]})"
-    return f"was fitted to a model with digest {str(digest)[:12]}, this model has {now.digest[:12]}"
+        return f"was made for a model with other {' and '.join(parts)} (digest {digest[:12]}, now {now.digest[:12]})"
+    return f"was made for a model with digest {str(digest)[:12]}, this model has {now.digest[:12]}"
 
 
 def _read_files(folder: Path, manifest: dict[str, Any]) -> dict[str, bytes]:

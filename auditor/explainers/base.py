@@ -11,7 +11,7 @@ import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,14 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from auditor.data.near_duplicates import MOST, fingerprints
-from auditor.data.source import Data
+from auditor.data.python_objects import pixels_of_any
+from auditor.data.source import Data, open_data
 from auditor.errors import ArtifactError, AuditError, OptionError, TamperError, WeakFitError
 from auditor.explainers.artifact import Artifact, other_subject, read_artifact, write_artifact
 from auditor.explainers.explanation import Explanation
 from auditor.explainers.fitted_images import PREFIX, FittedImages
 from auditor.explainers.kinds import find_kind, installed_kinds
+from auditor.explainers.notebook import explainer_html, shown
 from auditor.explainers.standing_in import shortcomings
-from auditor.progress import Progress, silent
+from auditor.progress import Progress, as_callback, silent
 from auditor.subject.identity import Identity
 from auditor.subject.subject import Subject
 
@@ -52,6 +54,30 @@ class ExplainerConfig(BaseModel):
     target: int | str | None = Field(default=None, description="Class to explain; default: the model's prediction.")
     seed: int = Field(default=0, ge=0, description="Seed of everything random.")
     batch_size: int = Field(default=64, ge=1, description="Images per forward pass.")
+
+    @property
+    def n_refits(self) -> int:
+        """Re-fits behind a fit's ``basis_stability``, for a kind that measures it."""
+        return 1
+
+    def with_another_start(self, k: int) -> ExplainerConfig:
+        """Return the options of the k-th re-fit, which shows what a fit owes to its start."""
+        return self.model_copy(update={"seed": self.seed + k})
+
+    def guessed_held_out(self, n: int) -> Tensor | None:
+        """Return which of ``n`` images a fit that kept no record of it held out, as far as its options say."""
+        return None
+
+
+class HoldOutConfig(ExplainerConfig):
+    """Options of a kind that holds out each n-th image of its data."""
+
+    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
+
+    def guessed_held_out(self, n: int) -> Tensor | None:
+        """Return each n-th of the images, as fits of the first release did on data that they read as a whole."""
+        every = self.held_out_every
+        return torch.arange(n) % every == every - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +139,28 @@ class Explainer(ABC):
         self.subject_digest_: str | None = None
         self.identity_: Identity | None = None  # of the subject; None: fitted by a release that kept the weights' only
         self.data_digest_: str | None = None
+        self.content_digest_: str | None = None  # of the whole source; None: rows are counted as they were read
         self.digest_: str | None = None
         self.fingerprints_: Tensor | None = None  # (images, 256) of what was learned from or chosen on, at most MOST
         self.fitted_images: FittedImages | None = None  # None: fitted by a release or a kind that keeps no record
 
     @abstractmethod
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> Any:
-        """Fit to the subject on the data and return self; call ``record_fit`` when done."""
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> Any:
+        """Fit to the subject on data, whatever ``open_data`` opens, and return self; call ``record_fit`` when done."""
 
     @abstractmethod
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
         """Explain each image; ``target`` is a class; default: the one fitted for, else the prediction."""
+
+    def __repr__(self) -> str:
+        label = f"{self.name!r}, " if self.name else ""
+        if self.subject_digest_ is None:
+            return f"{type(self).__name__}({label}not fitted)"
+        layer = f"layer {self.layer_!r}, " if self.layer_ else ""
+        return f"{type(self).__name__}({label}{layer}{self.n_concepts} concepts)"
+
+    def _repr_html_(self) -> str:
+        return explainer_html(self)
 
     # what it reads
 
@@ -149,6 +186,11 @@ class Explainer(ABC):
         raise OptionError(f"register: kind {self.kind} makes no network of its own.")
 
     # what it explains
+
+    @property
+    def search_s(self) -> float | None:
+        """Seconds that it searches per image as it was fitted; None: it does not search, or without a limit."""
+        return None
 
     def explain_from(
         self,
@@ -177,10 +219,11 @@ class Explainer(ABC):
         self.check_subject(subject)
         index = None if target is None else subject.class_index(target)
         explanations: list[Explanation] = []
-        for part in torch.split(subject.pixels(images), self.config.batch_size):
+        for part in torch.split(pixels_of_any(subject, images), self.config.batch_size):
             with torch.no_grad():
                 logits, layers = subject.run(part, self.layers())
-            explanations.extend(self.explain_from(subject, part, logits, layers, [index] * len(part)))
+            explained = self.explain_from(subject, part, logits, layers, [index] * len(part))
+            explanations.extend(replace(e, image=shown(x)) for e, x in zip(explained, part, strict=True))
         return explanations
 
     def explainable_classes(self) -> list[int] | None:
@@ -231,6 +274,11 @@ class Explainer(ABC):
         """Restore from what ``tensors``, ``state`` and ``files`` gave."""
 
     # its concepts
+
+    @property
+    def concepts_are_of_class(self) -> bool:
+        """Whether images of different classes are explained with different concepts: a head, or a basis, per class."""
+        return False
 
     @property
     def n_concepts(self) -> int:
@@ -313,12 +361,23 @@ class Explainer(ABC):
         """Return what an explanation says beyond its table of concepts, as lines of text."""
         return []
 
-    def record_fit(self, subject: Subject, data: Data, layer: str | None, images: FittedImages | None = None) -> None:
-        """Note what was fitted to, and which images of the data were used for what."""
-        self.layer_, self.data_digest_ = layer, data.digest
+    def record_fit(
+        self,
+        subject: Subject,
+        data: Data,
+        layer: str | None,
+        images: FittedImages | None = None,
+        read: Data | None = None,
+    ) -> None:
+        """Note what was fitted to, and which images were used for what, in the order in which they were read.
+
+        ``read`` is the part of ``data`` that was read (``data.only(drawn)``) where it was not all of it.
+        """
+        self.layer_, self.data_digest_, self.content_digest_ = layer, data.digest, data.content_digest
         self.subject_digest_, self.identity_ = subject.digest, subject.identity
-        self.fitted_images = images
-        self.fingerprints_ = None if images is None else _fingerprints(subject, data, images)
+        source = read or data
+        self.fitted_images = None if images is None else images.within(source.readable_rows, source.sample.total)
+        self.fingerprints_ = None if self.fitted_images is None else _fingerprints(subject, data, self.fitted_images)
 
     def check_subject(self, subject: Subject) -> None:
         """Raise when it is not fitted yet, or was fitted to another model."""
@@ -357,6 +416,7 @@ class Explainer(ABC):
             "subject_digest": self.subject_digest_ if identity is None else identity.digest,
             **({} if identity is None else {"subject": identity.to_json()}),
             "data_digest": self.data_digest_,
+            **({} if self.content_digest_ is None else {"content_digest": self.content_digest_}),
             "metrics": {k: float(v) for k, v in self.metrics.items()},
             "labels": {str(k): v for k, v in self.labels.items()},
             "state": self.state(),
@@ -395,7 +455,7 @@ def _restore(artifact: Artifact) -> Explainer:
     explainer.layer_ = manifest["layer"]
     explainer.subject_digest_ = manifest["subject_digest"]
     explainer.identity_ = Identity.from_json(manifest.get("subject"))
-    explainer.data_digest_ = manifest["data_digest"]
+    explainer.data_digest_, explainer.content_digest_ = manifest["data_digest"], manifest.get("content_digest")
     explainer.metrics = {k: float("nan") if v is None else float(v) for k, v in manifest["metrics"].items()}
     explainer.labels = {int(k): str(v) for k, v in manifest["labels"].items()}
     explainer.digest_ = artifact.digest
@@ -410,10 +470,9 @@ def _restore(artifact: Artifact) -> Explainer:
 
 
 def _fingerprints(subject: Subject, data: Data, images: FittedImages) -> Tensor | None:
-    """Return the fingerprints of the images a fit depends on; None where broken images make their rows unsure."""
-    if len(images) != len(data) or data.skipped or not bool(images.used.any()):
-        return None
-    return fingerprints(data, subject, data.spaced(MOST, among=images.used))
+    """Return the fingerprints of the images a fit depends on; None where there are none."""
+    used = images.used[torch.from_numpy(data.sample.rows)]
+    return fingerprints(data, subject, data.spaced(MOST, among=used)) if bool(used.any()) else None
 
 
 def explainer_class(kind: str, provider: Any = None) -> type[Explainer]:
@@ -450,13 +509,14 @@ def parse_config(cls: type[Explainer], options: Mapping[str, Any]) -> ExplainerC
         raise OptionError(f"{cls.kind}: option {where!r}: {first['msg'].lower()}, got {first['input']!r}.") from None
 
 
-def fit(kind: str, subject: Subject, data: Data, *, progress: Progress = silent, **options: Any) -> Any:
+def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = silent, **options: Any) -> Any:
     """Fit an explainer of a kind to a subject on data; options are those of the kind's configuration.
 
-    ``fit(kind, subject, open_data("images.npz"), layer="layer3", seed=0)``; `auditor kinds` lists kinds and options.
+    ``fit(kind, subject, loader, layer="layer3", seed=0)``: data is whatever `open_data` opens, such as a ``DataLoader``
+    or ``"images.npz"``; `auditor kinds` lists kinds and options. ``progress=True`` draws bars.
     """
     explainer = explainer_class(kind)(**options)
-    return explainer.fit(subject, data, progress)
+    return explainer.fit(subject, open_data(data), as_callback(progress))
 
 
 def _provider(cls: type[Explainer]) -> dict[str, str] | None:

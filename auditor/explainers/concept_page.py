@@ -7,9 +7,11 @@ A kind with more to show derives from `ConceptPage` and adds figures to a concep
 from __future__ import annotations
 
 import base64
-import html
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -18,6 +20,7 @@ from auditor.attribution.heatmap import BLUE, RED, to_rgb
 from auditor.errors import OptionError
 from auditor.explainers.base import Explainer
 from auditor.explainers.gallery import Gallery, Shot
+from auditor.pages.templates import render
 from auditor.subject.subject import Subject
 
 SIDE = 96  # pixels of a picture on the page
@@ -25,13 +28,23 @@ MOST_ROWS = 150  # concepts on one sheet; a page has them all
 MANY = 100  # concepts above which pictures of a page are stored as JPEG, which is a fifth of PNG
 TEXT, GAP, TOP = 300, 10, 44  # pixels of the sheet's text column, between pictures, and of its heading
 INK = (30, 30, 30)
-STYLE = """body{font:15px/1.45 system-ui,sans-serif;margin:2em auto;max-width:1150px;padding:0 1em;color:#1e1e1e}
-h1{font-size:1.5em}h2{font-size:1.15em;margin:1.6em 0 .4em;border-top:1px solid #ddd;padding-top:.8em}
-.shots img{margin:0 4px 4px 0;border-radius:3px;image-rendering:pixelated}.pale{color:#777}
-.bars{display:grid;grid-template-columns:10em 1fr 5em;gap:2px 8px;font-size:13px;max-width:640px}
-.bar{height:12px;align-self:center;border-radius:2px}figure{display:inline-block;margin:0 8px 8px 0}
-summary{cursor:pointer;font-size:1.1em;padding:.5em 0;border-top:1px solid #ddd}
-figcaption{font-size:12px;color:#777;max-width:200px}td,th{padding:2px 10px;text-align:right}"""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page after the concepts: captioned rows of pictures, and a table."""
+
+    title: str
+    text: str = ""
+    rows: Sequence[tuple[str, Sequence[tuple[Image.Image, str]]]] = ()
+    columns: Sequence[str] = ()
+    table: Sequence[Sequence[str]] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Return what the template reads."""
+        rows = [{"title": title, "figures": [figure(*f) for f in figures]} for title, figures in self.rows]
+        table = {"columns": self.columns, "rows": self.table} if self.table else None
+        return {"title": self.title, "text": self.text, "rows": rows, "table": table}
 
 
 class ConceptPage:
@@ -39,7 +52,11 @@ class ConceptPage:
 
     def __init__(self, explainer: Explainer, subject: Subject) -> None:
         if explainer.n_concepts == 0 or explainer.gallery is None:
-            raise OptionError(f"the {explainer.kind} explainer {explainer.name!r} has no concept basis to draw.")
+            missing = "no fixed list of concepts" if explainer.n_concepts == 0 else "no gallery of images"
+            raise OptionError(
+                f"concepts: {explainer.name or explainer.kind} is of kind {explainer.kind}, which keeps {missing}, so "
+                "there is no page of them; auditor explain MODEL IMAGE --out FOLDER draws what it says of one image."
+            )
         self.explainer, self.subject = explainer, subject
         self.gallery: Gallery = explainer.gallery
 
@@ -49,8 +66,8 @@ class ConceptPage:
         """Return captioned pictures that come before the top images of a concept."""
         return []
 
-    def sections(self) -> list[str]:
-        """Return HTML that comes after the concepts."""
+    def sections(self) -> list[Section]:
+        """Return what comes after the concepts."""
         return []
 
     def rows(self) -> list[tuple[str, list[Image.Image]]]:
@@ -75,15 +92,15 @@ class ConceptPage:
         name = e.name or e.kind
         model = f"{subject.name}/{subject.version}" if subject.name else f"digest {subject.digest[:12]}"
         figures = ", ".join(f"{k} {v:.3g}" for k, v in sorted(e.metrics.items()) if "/" not in k)
-        parts = [
-            f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{escaped(name)}: concepts</title>",
-            f"<style>{STYLE}</style><h1>{e.n_concepts} concepts of {escaped(model)}, layer {escaped(e.layer_ or '')}"
-            f"</h1><p class='pale'>explainer {escaped(name)} of kind {escaped(e.kind)}; {escaped(figures)}</p>",
-            *(f"<p>{escaped(remark)}</p>" for remark in e.remarks()),
-            *(part for title, concepts in e.sections for part in self._section(title, concepts)),
-            *self.sections(),
-        ]
-        return "\n".join(parts) + "</html>\n"
+        return render(
+            "concepts.html",
+            title=f"{name}: concepts",
+            heading=f"{e.n_concepts} concepts of {model}, layer {e.layer_ or ''}",
+            about=f"explainer {name} of kind {e.kind}; {figures}",
+            remarks=e.remarks(),
+            runs=[{"title": title, "groups": self._groups(concepts)} for title, concepts in e.sections],
+            sections=[section.values() for section in self.sections()],
+        )
 
     def sheet(self) -> Image.Image:
         """Return the same rows as one picture: name and classes on the left, the top images on the right."""
@@ -118,25 +135,41 @@ class ConceptPage:
             y += max(p.height for p in pictures) + 44
         return sheet
 
-    def _section(self, title: str, concepts: range) -> list[str]:
-        """Return a run of concepts by groups; under a title that opens and closes where it has one."""
+    def _groups(self, concepts: range) -> list[dict[str, Any]]:
+        """Return a run of concepts by groups, under one heading where there are several in a group."""
         rows = [(number, group) for number, group in enumerate(self.explainer.groups) if group[0] in concepts]
-        body = [part for number, group in rows for part in self._group(number, group)]
-        return [f"<details><summary>{escaped(title)}</summary>", *body, "</details>"] if title else body
+        return [
+            {
+                "heading": f"Group {number}: concepts {', '.join(map(str, group))} fire together in the same places"
+                if len(group) > 1
+                else "",
+                "concepts": [self._concept(k) for k in group],
+            }
+            for number, group in rows
+        ]
 
-    def _group(self, number: int, group: list[int]) -> list[str]:
-        """Return the concepts of a group, under one heading where there are several."""
-        head = f"Group {number}: concepts {', '.join(map(str, group))} fire together in the same places"
-        return [*([f"<h2 class='group'>{head}</h2>"] if len(group) > 1 else []), *map(self._concept, group)]
-
-    def _concept(self, k: int) -> str:
+    def _concept(self, k: int) -> dict[str, Any]:
         small = self.explainer.n_concepts > MANY
-        shots = "".join(img(self.explainer.picture(k, s, SIDE), self._caption(s), small) for s in self.gallery.shots[k])
-        return (
-            f"<section id='concept-{k}'><h2>{k}. {escaped(self.explainer.label(k))}</h2>"
-            + "".join(figure(picture, text) for picture, text in self.figures(k))
-            + f"<div class='shots'>{shots or 'no image shows it'}</div>{self._bars(k)}</section>"
-        )
+        values = self._top_classes(k, 5)
+        top = max([1e-12, *(abs(v) for _, v in values)])
+        return {
+            "index": k,
+            "label": self.explainer.label(k),
+            "figures": [figure(picture, text) for picture, text in self.figures(k)],
+            "shots": [
+                figure(self.explainer.picture(k, shot, SIDE), self._caption(shot), small)
+                for shot in self.gallery.shots[k]
+            ],
+            "classes": [
+                {
+                    "name": self.subject.class_names[c][:24],
+                    "value": v,
+                    "text": f"{v:+.3f}",
+                    "width": f"{100 * abs(v) / top:.1f}",
+                }
+                for c, v in values
+            ],
+        }
 
     def _tiles(self, k: int) -> list[Image.Image]:
         shots = [self.explainer.picture(k, shot, SIDE) for shot in self.gallery.shots[k]]
@@ -149,16 +182,6 @@ class ConceptPage:
             return []
         order = by_class[k].abs().argsort(descending=True, stable=True)[:most].tolist()
         return [(c, float(by_class[k, c])) for c in order if float(by_class[k, c]) != 0]
-
-    def _bars(self, k: int, most: int = 5) -> str:
-        values = self._top_classes(k, most)
-        top = max([1e-12, *(abs(v) for _, v in values)])
-        cells = "".join(
-            f"<span>{escaped(self.subject.class_names[c][:24])}</span><span class='bar' style='width:"
-            f"{100 * abs(v) / top:.1f}%;background:rgb{RED if v >= 0 else BLUE}'></span><span>{v:+.3f}</span>"
-            for c, v in values
-        )
-        return f"<div class='bars'>{cells}</div>"
 
     def _caption(self, shot: Shot) -> str:
         label = self.gallery.label_of(shot, self.subject.class_names)
@@ -181,20 +204,10 @@ def sized(image: Tensor, side: int) -> Image.Image:
     return Image.fromarray(to_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
 
 
-def figure(picture: Image.Image, text: str) -> str:
-    """Return a picture with a caption as HTML."""
-    return f"<figure>{img(picture, text)}<figcaption>{escaped(text)}</figcaption></figure>"
-
-
-def img(picture: Image.Image, text: str, small: bool = False) -> str:
-    """Return a picture as HTML that holds its bytes, as PNG or, to be small, as JPEG."""
+def figure(picture: Image.Image, text: str, small: bool = False) -> dict[str, str]:
+    """Return a captioned picture for a template: its bytes as PNG or, to be small, as JPEG."""
     buffer = io.BytesIO()
     kind = "JPEG" if small else "PNG"
     picture.convert("RGB").save(buffer, kind, quality=85)
     source = f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return f"<img alt='{escaped(text)}' title='{escaped(text)}' src='{source}'>"
-
-
-def escaped(text: str) -> str:
-    """Return text that cannot end an attribute or begin a tag."""
-    return html.escape(text, quote=True)
+    return {"src": source, "text": text}

@@ -22,6 +22,16 @@ def contact_sheet(
 ) -> Path:
     """Draw images (batch, channels, height, width) with their explanations to a PNG and return its path."""
     path = Path(path)
+    sheet = sheet_of(images, explanations, n_concepts=n_concepts, side=side)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+    return path
+
+
+def sheet_of(
+    images: Tensor, explanations: Sequence[Explanation], *, n_concepts: int = 5, side: int = 132
+) -> Image.Image:
+    """Draw images (batch, channels, height, width) with their explanations, a row each."""
     gap, head, foot = 14, 34, 40
     n_concepts = min(n_concepts, max((len(e.concepts) for e in explanations), default=0))
     width = gap + (side + gap) * (n_concepts + 2)
@@ -51,9 +61,7 @@ def contact_sheet(
             draw.text((left, top + side + 20), _short(concept.label, 20), PALE, small)
         for line, text in enumerate(rest_of(explanation, ranked)):
             draw.text((gap + (side + gap) * (len(ranked) + 1), top + 18 * line), text, PALE, small)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sheet.save(path)
-    return path
+    return sheet
 
 
 def rest_of(explanation: Explanation, shown: Sequence[Concept]) -> list[str]:

@@ -37,7 +37,7 @@ class Concept:
     label: str
     activation: float
     contribution: float | None
-    heatmap: Tensor | None = None
+    heatmap: Tensor | None = field(default=None, repr=False)
     note: str = ""
 
     @property
@@ -59,12 +59,12 @@ class Concept:
         return None if abs(self.contribution) < ADDS_NOTHING else self.contribution > 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """What one explainer says of one image: ``bias + sum(contributions) + residual == target_value``.
 
     ``target_value`` is the model's own target logit, or what ``target_value_of`` says. ``extra`` holds what a kind has
-    beyond that, ready for JSON.
+    beyond that, ready for JSON. ``image`` is what a notebook shows beside it: bytes (channels, height, width), small.
     """
 
     kind: str
@@ -77,6 +77,37 @@ class Explanation:
     name: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     target_value_of: str = "logit"
+    image: Tensor | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        strongest = ", ".join(
+            f"{c.label} {c.activation:.3g}" if c.contribution is None else f"{c.label} {c.contribution:+.2f}"
+            for c in self.ranked()[:3]
+        )
+        more = f" and {len(self.concepts) - 3} more" if len(self.concepts) > 3 else ""
+        label = f"{self.kind} {self.name!r}" if self.name else self.kind
+        return (
+            f"Explanation({label}: {self.prediction.label} {self.prediction.probability:.1%}, {self.target_value_of} "
+            f"of {self.target.label} {self.target_value:.3f}; {strongest}{more})"
+        )
+
+    def _repr_html_(self) -> str:
+        from auditor.explainers.notebook import explanation_html
+
+        return explanation_html(self)
+
+    def to_pandas(self) -> Any:
+        """Return the concepts as a pandas frame, the strongest first, with bias and residual as the last rows."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = [
+            {"concept": c.label, "index": c.index, "activation": c.activation, "contribution": c.contribution}
+            for c in self.ranked()
+        ]
+        for name, value in (("bias", self.bias), ("residual", self.residual)):
+            if value is not None:
+                rows.append({"concept": name, "index": None, "activation": None, "contribution": value})
+        return pd.DataFrame(rows, columns=["concept", "index", "activation", "contribution"])
 
     def gap(self) -> float:
         """Return ``|bias + sum(contributions) + residual - target_value| / max(1, |target_value|)``."""

@@ -4,8 +4,10 @@
 ``choose``  they decided between candidates: the best epoch, the rank, a calibrated limit (learned rows may do so too);
 ``report``  nothing but the metrics of the fit was measured on them.
 
-Rows are the readable images of the data in its order. A row without a role was not used. What is neither learned from
-nor chosen on is held out: only there a measure says how the explainer does on images it does not know.
+A fit counts the images that it reads, in their order; `Explainer.record_fit` stores the rows of the whole source that
+these are, so that the record holds for any part of it and beside broken images. A row without a role was not used. What
+is neither learned from nor chosen on is held out: only there a measure says how the explainer does on images it does
+not know.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from auditor.errors import DataError, ShapeError, TamperError
 log = logging.getLogger(__name__)
 
 PREFIX = "fitted_images."  # of tensor names in an artifact; no kind may use it
+Array = np.ndarray[Any, Any]
+
 ROLES = ("learn", "choose", "report")
 FEW = 20  # images of a part below which its figures are little more than chance
 
@@ -93,22 +97,32 @@ class FittedImages:
     def among(self, drawn: Tensor) -> FittedImages:
         """Return the record of all rows when these are the rows that the mask ``drawn`` selects, in order.
 
-        Where some of the rows drawn could not be read, it is unknown which: then all rows drawn count as learned from.
-
         >>> FittedImages.each(2, 2).among(torch.tensor([False, True, False, True])).learn.tolist()
         [False, True, False, False]
         """
         if bool(drawn.all()):
             return self
-        if len(self) != int(drawn.sum()):
-            return FittedImages(drawn.clone(), torch.zeros_like(drawn), torch.zeros_like(drawn))
         masks = {role: torch.zeros(len(drawn), dtype=torch.bool) for role in ROLES}
         for role, mask in masks.items():
             mask[drawn] = getattr(self, role)
         return FittedImages(**masks)
 
-    def held_out(self, n: int) -> Tensor:
-        """Return which of the data's ``n`` rows the explainer does not depend on; rows that were not read count."""
+    def within(self, rows: Array, n: int) -> FittedImages:
+        """Return the record of a source of ``n`` rows when these are the first that were read of ``rows``, in order.
+
+        >>> FittedImages.each(2, 2).within(np.array([1, 3, 4]), 5).report.nonzero()[:, 0].tolist()
+        [3]
+        """
+        k = min(len(self), len(rows))
+        read = torch.from_numpy(np.asarray(rows, dtype=np.int64)[:k])
+        return FittedImages.of_rows(n, **{role: read[getattr(self, role)[:k]] for role in ROLES})
+
+    def held_out(self, rows: Array) -> Tensor:
+        """Return which of these rows of the source the explainer does not depend on."""
+        return ~self.used[torch.from_numpy(np.asarray(rows, dtype=np.int64))]
+
+    def held_out_in_order(self, n: int) -> Tensor:
+        """Return the same of ``n`` images that can be read, for a record of an earlier release, which counted those."""
         if n < len(self):
             raise DataError(
                 f"the fit could read {len(self)} images of this data and {n} can be read now, so it is not known which "

@@ -66,14 +66,14 @@ def harvest(
 ) -> Iterator[tuple[Batch, slice, Tensor, Tensor]]:
     """Yield batch, its rows of the data, logits and activations; NaN and infinite activations are an error.
 
-    A pass takes ``batch_size`` images, fewer where they are large.
+    A pass takes ``batch_size`` images, fewer where they are large, in the layout that a CPU convolves fastest.
     """
     start, total = 0, len(data)
     at_once = max(8, MOST_NUMBERS // math.prod(subject.input_shape))
     with torch.no_grad():
         for batch in data.batches(subject, min(batch_size, at_once)):
-            logits, activations = subject.run(batch.images, [layer])
-            z = activations[layer]
+            logits, activations = subject.run(subject.in_fast_layout(batch.images), [layer])
+            z = activations[layer].contiguous()
             bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
             if bad:
                 raise NumericsError(

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from auditor.data.source import Data
 from auditor.errors import AuditError
@@ -27,6 +26,7 @@ from auditor.explainers.layer_activations import as_columns, check_varies
 from auditor.kernels.factorization.nmf import factorize
 from auditor.kernels.factorization.projection import prepare, project_images
 from auditor.subject.layers import Layer
+from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -81,13 +81,13 @@ def measure_layers(subject: Subject, images: Tensor, layers: Sequence[Layer] | N
     layers = list(layers) if layers is not None else candidates(subject)
     with torch.no_grad():
         logits, taken = subject.run(images, [layer.name for layer in layers])
-    whole = _operations(subject, images[:1])
+    whole = operations(subject, images[:1])
     measured = []
     for i, layer in enumerate(layers):
         later = len(layers) - 1 - i
         try:
             faithfulness, locality = _stand_in(subject, layer, taken[layer.name], logits.argmax(1))
-            cost = 1 - _operations(subject, images[:1], up_to=layer.name) / max(1, whole)
+            cost = 1 - operations(subject, images[:1], up_to=layer.name) / max(1, whole)
             measured.append(MeasuredLayer(layer, faithfulness, locality, cost, later))
         except (AuditError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -155,27 +155,3 @@ def _locality(S: Tensor) -> float:
     perplexity = (-(p * p.clamp_min(1e-30).log()).sum(-1)).exp()
     share = (perplexity * mass).sum() / mass.sum().clamp_min(1e-30) / S.shape[-1]
     return float(1 - share)
-
-
-class _Reached(Exception):
-    """The layer has put out its value; what comes after it is not counted."""
-
-
-def _operations(subject: Subject, image: Tensor, up_to: str | None = None) -> int:
-    """Return the multiplications of one image's pass, as torch counts them; up to a layer where one is named."""
-    from auditor.subject.layer_calls import on_call
-
-    def stop(_output: object) -> None:
-        raise _Reached
-
-    counter = FlopCounterMode(display=False)
-    handle = on_call(subject.module, up_to, stop) if up_to is not None else None
-    try:
-        with torch.no_grad(), counter:
-            subject.logits(image)
-    except _Reached:
-        pass
-    finally:
-        if handle is not None:
-            handle.remove()
-    return int(counter.get_total_flops())

@@ -25,17 +25,26 @@ class PredictedClasses:
         self.learned: Counter[int] = Counter()
         self.held_out: Counter[int] = Counter()
         self._sure: list[Tensor] = []
+        self._logits: dict[int, Tensor] = {}  # summed over the images of a class that are learned from
 
     def add(self, logits: Tensor, learned: Tensor) -> Tensor:
         """Count a batch; ``learned`` (batch,) says which images are learned from. Return its classes."""
         classes = logits.argmax(1).cpu()
         self.learned.update(classes[learned].tolist())
         self.held_out.update(classes[~learned].tolist())
+        for k in set(classes[learned].tolist()):
+            some = logits[((classes == k) & learned).to(logits.device)].double().sum(0).cpu()
+            self._logits[k] = self._logits[k] + some if k in self._logits else some
         p = self.subject.probabilities(logits).cpu()
         top = torch.maximum(p, 1 - p).amax(1) if logits.shape[1] == 1 else p.amax(1)
         chance = 1 / max(2, logits.shape[1])
         self._sure.append((top - chance) / (1 - chance))
         return classes
+
+    def nearest(self, index: int) -> list[int]:
+        """Return the other classes that are learned from, those first that the model finds likeliest in its images."""
+        mean = self._logits[index]
+        return sorted((k for k in self.learned if k != index), key=lambda k: (-float(mean[k]), k))
 
     @property
     def unmet(self) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-AT_LEAST, AT_MOST = "at least", "at most"
+AT_LEAST = "at least"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from auditor.attribution.heatmap import overlay
-from auditor.data.source import Batch, Data
+from auditor.data.python_objects import pixels_of_any
+from auditor.data.source import Batch, Data, open_data
 from auditor.errors import NumericsError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Reads
+from auditor.explainers.base import Explainer, ExplainerConfig, HoldOutConfig, Reads
 from auditor.explainers.contributions import contributions
 from auditor.explainers.coupled.blocks import (
     Block,
@@ -33,8 +34,8 @@ from auditor.explainers.coupled.blocks import (
     unpooled,
 )
 from auditor.explainers.coupled.latent_space import (
+    ConceptSensitivity,
     Neighbours,
-    Tcav,
     class_scores_of,
     distinctness,
     mask_of,
@@ -56,7 +57,7 @@ THUMB = 24  # pixels of a fitted example's thumbnail, for the neighbour view
 LAMBDAS = (0.1, 0.01, 0.001)  # of the paper's table, each against 1
 
 
-class CoupledConfig(ExplainerConfig):
+class CoupledConfig(HoldOutConfig):
     """Options of kind ``coupled``."""
 
     rank: int = Field(default=10, ge=1, description="Number of shared concepts.")
@@ -80,13 +81,16 @@ class CoupledConfig(ExplainerConfig):
     max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
     tol: float = Field(default=1e-4, ge=0, description="Stop when ten sweeps gain less than this share.")
     lambda_table: bool = Field(default=True, description="Re-fit with other L2 penalties on F and report the CKA.")
-    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
     top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept.")
 
     @field_validator("layers", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    def with_another_start(self, k: int) -> CoupledConfig:
+        """Return the options of the k-th re-fit: another seed, and a random start."""
+        return self.model_copy(update={"seed": self.seed + k, "init": "random"})
 
 
 class CoupledExplainer(Explainer):
@@ -108,13 +112,14 @@ class CoupledExplainer(Explainer):
     ids_: list[str]
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted
     class_score_: Tensor  # (concepts, classes) latent score summed per class
-    tcav_: Tensor  # (concepts, classes)
+    sensitivity_: Tensor  # (concepts, classes)
     thumbs_: Tensor  # uint8 (examples, channels, THUMB, THUMB)
     gallery_: Gallery
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> CoupledExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> CoupledExplainer:
         """Fit the shared latent space; every n-th image is held out for the metrics."""
         cfg: CoupledConfig = self.config
+        data = open_data(data)
         if cfg.target is not None:
             subject.class_index(cfg.target)
         names = list(dict.fromkeys(cfg.layers or [])) or [subject.layer(cfg.layer).name]
@@ -208,7 +213,7 @@ class CoupledExplainer(Explainer):
         """Return f (concepts, images) of new images, from all blocks or from those named only."""
         self.check_subject(subject)
         with torch.no_grad():
-            x = subject.pixels(images)
+            x = pixels_of_any(subject, images)
             logits, outputs = subject.run(x, self.layers())
             rows = self._rows(subject, x, logits, outputs)
         return self._project(rows, blocks)
@@ -241,7 +246,7 @@ class CoupledExplainer(Explainer):
     def tensors(self) -> dict[str, Tensor]:
         """Return the bases, the latent, the labels, what was measured by class, and the gallery's crops."""
         tensors = {"latent": self.F_, "labels": self.labels_, "by_class": self.by_class_}
-        tensors |= {"class_score": self.class_score_, "tcav": self.tcav_, "thumbs": self.thumbs_}
+        tensors |= {"class_score": self.class_score_, "tcav": self.sensitivity_, "thumbs": self.thumbs_}
         tensors |= {f"basis.{i}": p for i, p in enumerate(self.P_)}
         return {**tensors, **self.gallery_.tensors()}
 
@@ -260,7 +265,8 @@ class CoupledExplainer(Explainer):
         self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
         self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])
         self.label_names_ = tuple(map(str, state["label_names"])) if "label_names" in state else None
-        self.by_class_, self.class_score_, self.tcav_ = tensors["by_class"], tensors["class_score"], tensors["tcav"]
+        self.by_class_, self.class_score_ = tensors["by_class"], tensors["class_score"]
+        self.sensitivity_ = tensors["tcav"]
         self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
 
     # inside
@@ -453,12 +459,12 @@ class CoupledExplainer(Explainer):
         return explanations
 
     def _measure(self, subject: Subject, X: list[Tensor], batch: Batch, progress: Progress) -> None:
-        """Measure on held-out images: errors per block, agreement, contributions by class, TCAV."""
+        """Measure on held-out images: errors per block, agreement, contributions by class, sensitivity."""
         assert self.layer_ is not None
         cfg: CoupledConfig = self.config
         f = project_coupled(X, self.P_, self._lambda())
         layout, W = self._explained_basis(subject)
-        tcav = Tcav(W, subject.n_classes)
+        sensitivity = ConceptSensitivity(W, subject.n_classes)
         by_class = torch.zeros(cfg.rank, subject.n_classes, dtype=torch.float64)
         counts = torch.zeros(subject.n_classes, dtype=torch.float64)
         agree = logit_error = 0.0
@@ -474,14 +480,14 @@ class CoupledExplainer(Explainer):
             S = f[:, part].T.unsqueeze(-1).to(z)
             c = contributions(subject, self.layer_, layout, z, logits, W.to(z), S, targets.tolist())
             labels = batch.labels[part] if self.label_names_ is None else torch.full_like(targets.cpu(), -1)
-            tcav.add(subject, self.layer_, z, torch.where(labels >= 0, labels, targets.cpu()))
+            sensitivity.add(subject, self.layer_, z, torch.where(labels >= 0, labels, targets.cpu()))
             agree += float((c.logits_hat.argmax(1) == targets).sum())
             logit_error += float((c.logits_hat - logits).abs().mean(1).double().sum())
             by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
             counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
             progress("measuring", min(lo + cfg.batch_size, len(batch)), len(batch))
         self.by_class_ = (by_class / counts.clamp_min(1)).float()
-        self.tcav_ = tcav.scores()
+        self.sensitivity_ = sensitivity.scores()
         for b, x, p in zip(self.blocks_, X, self.P_, strict=True):
             norm = float(x.norm())
             self.metrics[f"relative_error/{b.name}"] = float((x - p @ f).norm()) / norm if norm else 0.0

@@ -1,4 +1,4 @@
-"""Read-outs of a shared latent F (concepts, examples): neighbours, classes, TCAV, how distinct the factors are."""
+"""Read-outs of a shared latent F (concepts, examples): neighbours, classes, sensitivity, distinct factors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from auditor.subject.subject import Subject
+from auditor.metrics.concept_vectors import RisingShare
 
 
 def unit(M: Tensor, dim: int) -> Tensor:
@@ -88,32 +88,16 @@ def mask_of(latent: Tensor) -> Tensor:
     return latent > latent.median()
 
 
-class Tcav:
-    """TCAV scores: for which share of a class's images would more of a concept raise the class's logit [TCAV].
+class ConceptSensitivity(RisingShare):
+    """For which share of a class's images more of a concept would raise the class's logit.
 
-    The direction of a concept is its factor in the layer; no classifier has to be trained to find it. Positive
-    directional derivatives are counted while batches stream by.
+    The quantity of TCAV scores [TCAV], but the direction of a concept is its factor in the layer: no classifier is
+    trained and nothing is tested against random directions. ``auditor tcav`` does both.
     """
 
     def __init__(self, directions: Tensor, n_classes: int) -> None:
-        self.directions = directions  # (neurons of the layer, concepts), in the layer's own order
-        self.positive = torch.zeros(directions.shape[1], n_classes, dtype=torch.float64)
-        self.n = torch.zeros(n_classes, dtype=torch.float64)
-
-    def add(self, subject: Subject, layer: str, z: Tensor, classes: Tensor) -> None:
-        """Look at activations z of images of the given classes; -1 is left out."""
-        labelled = classes >= 0
-        z, classes = z[labelled].detach(), classes[labelled]
-        if classes.numel() == 0:
-            return
-        with torch.enable_grad():
-            point = z.clone().requires_grad_(True)
-            logits = subject.forward_from(layer, point)
-            (g,) = torch.autograd.grad(logits.gather(1, classes.to(z.device)[:, None]).sum(), point)
-        slope = g.flatten(1).double().cpu() @ self.directions.double().cpu()
-        self.positive.index_add_(1, classes, (slope > 0).double().T)
-        self.n += classes.bincount(minlength=self.n.numel())
+        super().__init__(directions.T, n_classes)  # given as (neurons of the layer, concepts)
 
     def scores(self) -> Tensor:
         """Return (concepts, classes): shares in [0, 1], NaN for a class without images."""
-        return (self.positive / self.n).float()
+        return super().scores().float()

@@ -1,4 +1,4 @@
-"""The page of shared concepts: latent images, how distinct concepts are in each layer, TCAV and neighbours."""
+"""The page of shared concepts: latent images, how distinct concepts are in each layer, sensitivity and neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from auditor.explainers.concept_page import SIDE, ConceptPage, escaped, figure, img, sized
+from auditor.explainers.concept_page import SIDE, ConceptPage, Section, sized
 from auditor.explainers.coupled.latent_space import Neighbours, distinctness, neighbours
 from auditor.subject.subject import Subject
 
@@ -34,31 +34,27 @@ class CoupledPage(ConceptPage):
         top = float(latent.max())
         return [(sized(latent / top if top > 0 else latent, SIDE), "latent image")]
 
-    def sections(self) -> list[str]:
-        """Return cosines, the paper's table of penalties, TCAV scores and neighbours."""
-        parts = ["<h2>How distinct the concepts are in each layer</h2>"]
-        for name, basis in self._layers():
-            d = distinctness(basis)
-            text = f"{name}: top eigenvalues {d.top_mean:.2f}, off-diagonal {d.off_diagonal:.2f}"
-            parts.append(figure(_matrix(d.cosines), text))
-        metrics = self.explainer.metrics.items()
-        table = {k.partition("/")[2]: v for k, v in metrics if k.startswith("cka_lambda/")}
-        if table:
-            ordered = sorted(table.items(), reverse=True)
-            cells = "".join(f"<tr><td>{escaped(k)}</td><td>{v:.3f}</td></tr>" for k, v in ordered)
-            parts.append(
-                f"<h2>CKA of the latent when its penalty is scaled</h2><table><tr><th>by<th>CKA</tr>{cells}</table>"
-            )
-        parts.append("<h2>TCAV: share of a class's images whose logit rises with the concept</h2>" + self._tcav())
-        parts.append("<h2>Neighbours in the latent space</h2>")
+    def sections(self) -> list[Section]:
+        """Return cosines, the paper's table of penalties, sensitivity and neighbours."""
         e = self.explainer
+        measured = [(name, distinctness(basis)) for name, basis in self._layers()]
+        cosines = [
+            (_matrix(d.cosines), f"{name}: top eigenvalues {d.top_mean:.2f}, off-diagonal {d.off_diagonal:.2f}")
+            for name, d in measured
+        ]
+        parts = [Section("How distinct the concepts are in each layer", rows=[("Cosines between concepts", cosines)])]
+        scaled = {k.partition("/")[2]: v for k, v in e.metrics.items() if k.startswith("cka_lambda/")}
+        if scaled:
+            table = [(k, f"{v:.3f}") for k, v in sorted(scaled.items(), reverse=True)]
+            parts.append(Section("CKA of the latent when its penalty is scaled", columns=("by", "CKA"), table=table))
+        title = "Concept sensitivity: share of a class's images whose logit rises with the concept"
+        parts.append(Section(title, columns=("concept", *self._shown_classes()), table=self._sensitivity()))
+        rows = []
         for i, near in self._neighbours():
             strongest, share = _strongest(near)
-            row = img(self._thumb(i), e.ids_[i]) + " → "
-            row += "".join(img(self._thumb(j), e.ids_[j]) for j in near.index)
-            text = f"{share:.0%} of them: {e.label(strongest)}"
-            parts.append(f"<div class='shots'>{row} <span class='pale'>{escaped(text)}</span></div>")
-        return parts
+            text = f"{e.ids_[i]} and its neighbours; {share:.0%} of them: {e.label(strongest)}"
+            rows.append((text, [(self._thumb(j), e.ids_[j]) for j in (i, *near.index)]))
+        return [*parts, Section("Neighbours in the latent space", rows=rows)]
 
     def rows(self) -> list[tuple[str, list[Image.Image]]]:
         """Return the cosines of every layer in one row, and a row of neighbours per example."""
@@ -84,15 +80,16 @@ class CoupledPage(ConceptPage):
     def _thumb(self, i: int) -> Image.Image:
         return sized(self.explainer.thumbs_[i].float() / 255, THUMB_SIDE)
 
-    def _tcav(self) -> str:
-        e, names = self.explainer, self.subject.class_names
-        shown = [c for c in range(len(names)) if not bool(e.tcav_[:, c].isnan().all())][:20]
-        head = "".join(f"<th>{escaped(names[c][:14])}</th>" for c in shown)
-        rows = "".join(
-            f"<tr><td>{escaped(e.label(k))}</td>" + "".join(f"<td>{float(row[c]):.2f}</td>" for c in shown) + "</tr>"
-            for k, row in enumerate(e.tcav_)
-        )
-        return f"<table><tr><th></th>{head}</tr>{rows}</table>"
+    def _shown_columns(self) -> list[int]:
+        e = self.explainer
+        return [c for c in range(len(self.subject.class_names)) if not bool(e.sensitivity_[:, c].isnan().all())][:20]
+
+    def _shown_classes(self) -> list[str]:
+        return [self.subject.class_names[c][:14] for c in self._shown_columns()]
+
+    def _sensitivity(self) -> list[list[str]]:
+        e, columns = self.explainer, self._shown_columns()
+        return [[e.label(k), *(f"{float(row[c]):.2f}" for c in columns)] for k, row in enumerate(e.sensitivity_)]
 
 
 def examples_of(labels: Tensor, most: int = 8) -> list[int]:

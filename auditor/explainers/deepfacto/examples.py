@@ -10,24 +10,32 @@ from torch import Tensor
 
 from auditor.data.source import Batch, Data
 from auditor.errors import DataError, LayerError, NumericsError, OptionError
-from auditor.explainers.base import ExplainerConfig
-from auditor.explainers.deepfacto.factor_admm import Settings, Task, validated
+from auditor.explainers.base import HoldOutConfig
+from auditor.explainers.deepfacto.factor_admm import FactorSettings, Task, validated
 from auditor.explainers.fitted_images import FittedImages
 from auditor.progress import Progress
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 DEFAULT_RANK = 16
+PASSES, LEAST_PASSES = 12, 2
+OPERATIONS = 3 * 10**12  # of all passes of a fit that leaves their number open: a minute or two of one core
 
 
-class DeepFactoConfig(ExplainerConfig):
+class DeepFactoConfig(HoldOutConfig):
     """Options of kind ``deepfacto``."""
 
     rank: int | None = Field(default=None, ge=1, description="Number of factors; default 16 or what the layer has.")
     cells: int | None = Field(
         default=None, ge=1, description="Side of the grid of means that the head reads; default: 1, 2 or 4, by trial."
     )
-    epochs: int = Field(default=12, ge=0, description="Passes over the images; 0 stops after the warm start.")
+    epochs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Passes over the images; 0 stops after the warm start; default 12, and 2 or more where the network "
+        "is so costly that 12 would take many minutes.",
+    )
+    patience: int = Field(default=3, ge=1, description="Passes without a better state after which training ends.")
     train_batch: int = Field(default=32, ge=1, description="Images per step of the training.")
     lr: float = Field(default=1e-3, gt=0, description="Step size of the layers below, by Adam with cosine decay.")
     beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
@@ -42,22 +50,42 @@ class DeepFactoConfig(ExplainerConfig):
     fidelity: float = Field(default=0.1, ge=0, le=1, description="Share of the model's own logits in the head's fit.")
     max_images: int = Field(default=10_000, ge=8, description="Images at most, drawn evenly.")
     max_positions: int = Field(default=40_000, ge=16, description="Positions of the warm start's factorization.")
-    held_out_every: int = Field(default=5, ge=2, description="Each n-th image is held out for the metrics.")
     attributes: str | None = Field(default=None, description="CSV of attributes per image or class, for the probe.")
     threshold: float = Field(default=0.5, description="An attribute above it means yes (50 for percentages).")
     refits: int = Field(default=1, ge=0, description="Re-fits from other starts, for the basis stability; 0: none.")
     top_images: int = Field(default=8, ge=1, le=64, description="Images kept per factor, as small crops.")
     memory_limit: float | None = Field(default=None, gt=0, description="GiB the training may take; default: free ones.")
 
-    def settings(self, seed: int) -> Settings:
-        """Return what the training takes."""
+    def passes(self, operations: int, n_images: int) -> int:
+        """Return the passes over the images; where they are left open, as many as `OPERATIONS` allow.
+
+        ``operations`` are those of one image's forward pass. A re-fit for the basis stability takes as many again.
+
+        >>> [DeepFactoConfig(refits=1).passes(n, 1400) for n in (100_000, 82_000_000, 4_000_000_000)]
+        [12, 4, 2]
+        >>> DeepFactoConfig(epochs=30).passes(4_000_000_000, 1400)
+        30
+        """
+        if self.epochs is not None:
+            return self.epochs
+        each = 3 * operations * n_images * (1 + self.n_refits)  # a backward pass takes about two forward ones
+        return max(LEAST_PASSES, min(PASSES, OPERATIONS // max(1, each)))
+
+    def settings(self, seed: int, epochs: int) -> FactorSettings:
+        """Return what the training takes, for so many passes."""
         names = ("beta", "gamma", "reconstruction", "anchor", "trust", "supervision", "pooled", "l1", "dual_step", "lr")
         same = {k: getattr(self, k) for k in names}
-        return Settings(**same, batch=self.train_batch, epochs=self.epochs, seed=seed)
+        more = {"batch": self.train_batch, "epochs": epochs, "patience": self.patience}
+        return FactorSettings(**same, **more, seed=seed)
+
+    @property
+    def n_refits(self) -> int:
+        """Re-fits behind the fit's ``basis_stability``."""
+        return self.refits
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class FactorExamples:
     """Images, labels (the model's predictions where unknown), the model's logits, and which are held out.
 
     ``fitted`` says which rows of the data they are.
@@ -103,7 +131,7 @@ def rank_for(rank: int | None, layer: str, layout: Layout) -> int:
     return rank if rank is not None else min(DEFAULT_RANK, layout.channels)
 
 
-def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress: Progress) -> Examples:
+def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress: Progress) -> FactorExamples:
     """Read ``n`` images drawn evenly, with labels and the model's logits; every few-th is held out."""
     total = len(data)
     chosen = torch.zeros(total, dtype=torch.bool)
@@ -146,7 +174,7 @@ def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress:
     choose = torch.zeros_like(held)
     choose[parts.learn] = validated(int(parts.learn.sum()))  # the best pass is chosen on some of the learned images
     fitted = FittedImages(parts.learn, choose, held).among(chosen[:start])
-    return Examples(batch, labels, y, held, labelled, fitted)
+    return FactorExamples(batch, labels, y, held, labelled, fitted)
 
 
 def check_activations(Z: Tensor, layer: str) -> None:

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nf
 
-from auditor.data.source import Data
+from auditor.data.python_objects import pixels_of_any
+from auditor.data.source import open_data
 from auditor.errors import OptionError
 from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
 from auditor.explainers.deepfacto.examples import (
+    PASSES,
     DeepFactoConfig,
-    Examples,
+    FactorExamples,
     check_activations,
     factorizable_layer,
     gather,
@@ -35,7 +37,7 @@ from auditor.explainers.deepfacto.factor_admm import (
     HEAD_STEPS,
     State,
     Task,
-    Trained,
+    TrainedFactors,
     activations_of,
     check_memory,
     fit_head,
@@ -61,6 +63,7 @@ from auditor.network.below_layer import BelowLayer
 from auditor.network.graph_module import LayerModule, weights_digest
 from auditor.progress import Progress, silent
 from auditor.subject.layers import Layout
+from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -90,6 +93,7 @@ class DeepFactoExplainer(Explainer):
     importance_: Tensor  # (factors,) mean |contribution| to the predicted class, held-out images
     by_class_: Tensor  # (factors, classes) mean contribution when the class is predicted
     status_: str
+    passes_: int  # over the images, at most
     gallery_: Gallery
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
@@ -97,9 +101,10 @@ class DeepFactoExplainer(Explainer):
         self._cuts: WeakKeyDictionary[Subject, BelowLayer] = WeakKeyDictionary()
         self._hashed: tuple[dict[str, Tensor], str] | None = None
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> DeepFactoExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> DeepFactoExplainer:
         """Warm-start on the layer as it is, fine-tune everything by Block-ADMM, measure on held-out images."""
         cfg: DeepFactoConfig = self.config
+        data = open_data(data)
         data.check_labels(subject)
         if cfg.target is not None:
             subject.class_index(cfg.target)
@@ -116,6 +121,8 @@ class DeepFactoExplainer(Explainer):
         self.scale_ = max(float(Z[~examples.held].square().mean().sqrt()), 1e-12)
         Z = Z / self.scale_
         warm = self._warm_start(Z, rank, cut.layout, examples, cfg.seed, progress)
+        cost = operations(subject, examples.batch.images[:1])
+        self.passes_ = cfg.passes(cost, int((~examples.held).sum()))
         trained = self._train(cut, warm, examples, cfg.seed, progress)
         self.M_, self.head_, self.weights_ = trained.state.M, trained.state.head, trained.state.weights
         self.status_ = trained.status
@@ -190,7 +197,7 @@ class DeepFactoExplainer(Explainer):
     def logits(self, subject: Subject, images: Any) -> Tensor:
         """Return what the factorized network says, (batch, classes)."""
         self.check_subject(subject)
-        cut, x = self._cut(subject), subject.pixels(images)
+        cut, x = self._cut(subject), pixels_of_any(subject, images)
         with torch.no_grad():
             parts = [self.head_.logits(self.scores(cut(part))) for part in torch.split(x, self.config.batch_size)]
         return torch.cat(parts)
@@ -226,15 +233,26 @@ class DeepFactoExplainer(Explainer):
 
     def state(self) -> dict[str, Any]:
         """Return the layer's scale, how the training ended and the gallery's captions."""
-        return {"scale": self.scale_, "status": self.status_, "gallery": self.gallery_.captions()}
+        numbers = {"scale": self.scale_, "status": self.status_, "passes": self.passes_}
+        return {**numbers, "gallery": self.gallery_.captions()}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Restore a stored factorization."""
         self.M_, self.scale_, self.status_ = tensors["basis"], float(state["scale"]), str(state["status"])
+        self.passes_ = int(state.get("passes", PASSES))
         self.head_ = LinearHead(tensors["head.weight"], tensors["head.bias"], tensors["head.pool"])
         self.weights_ = {k.removeprefix("weights."): v for k, v in tensors.items() if k.startswith("weights.")}
         self.importance_, self.by_class_ = tensors["importance"], tensors["by_class"]
         self.gallery_ = Gallery.restore(tensors, state["gallery"])
+
+    def remarks(self) -> list[str]:
+        """Return how far the training went where the network is too costly for all passes."""
+        if self.config.epochs is not None or self.passes_ >= PASSES:
+            return []
+        return [
+            f"trained for {self.passes_} passes over the images, {PASSES} being usual: this network's passes cost "
+            f"much; --set epochs={PASSES} takes them all, and a GPU takes them fast"
+        ]
 
     def label(self, index: int) -> str:
         """Return the name a person gave to a factor, or a plain one."""
@@ -254,7 +272,7 @@ class DeepFactoExplainer(Explainer):
             self._cuts[subject] = BelowLayer(subject, self.layer_, self.weights_)
         return self._cuts[subject]
 
-    def _attributes(self, subject: Subject, examples: Examples) -> Attributes:
+    def _attributes(self, subject: Subject, examples: FactorExamples) -> Attributes:
         cfg: DeepFactoConfig = self.config
         if cfg.attributes is None:
             return labels_as_attributes(examples.labels)
@@ -263,7 +281,7 @@ class DeepFactoExplainer(Explainer):
         )
 
     def _warm_start(
-        self, Z: Tensor, rank: int, layout: Layout, examples: Examples, seed: int, progress: Progress
+        self, Z: Tensor, rank: int, layout: Layout, examples: FactorExamples, seed: int, progress: Progress
     ) -> tuple[Tensor, LinearHead]:
         """Return the NMF of the layer as it is, columns of unit norm, and the head trained alone on its scores."""
         cfg: DeepFactoConfig = self.config
@@ -286,16 +304,17 @@ class DeepFactoExplainer(Explainer):
         return M, fit_head(empty.pooled(S), task, empty, FULL_STEPS, cfg.fidelity)
 
     def _train(
-        self, cut: BelowLayer, warm: tuple[Tensor, LinearHead], examples: Examples, seed: int, progress: Progress
-    ) -> Trained:
+        self, cut: BelowLayer, warm: tuple[Tensor, LinearHead], examples: FactorExamples, seed: int, progress: Progress
+    ) -> TrainedFactors:
         cfg: DeepFactoConfig = self.config
 
         def report(state: State) -> None:
-            progress("fine-tuning by Block-ADMM", state.epoch, cfg.epochs)
+            progress("fine-tuning by Block-ADMM", state.epoch, self.passes_)
 
-        return train(cut, *warm, examples.task(cfg.fidelity), cfg.settings(seed), self.scale_, report)
+        settings = cfg.settings(seed, self.passes_)
+        return train(cut, *warm, examples.task(cfg.fidelity), settings, self.scale_, report)
 
-    def _basis_stability(self, subject: Subject, Z: Tensor, examples: Examples, progress: Progress) -> float:
+    def _basis_stability(self, subject: Subject, Z: Tensor, examples: FactorExamples, progress: Progress) -> float:
         """Return the mean matched cosine between the basis and those of whole re-fits from other, random starts."""
         cosines = []
         for i in range(self.config.refits):
@@ -312,7 +331,7 @@ class DeepFactoExplainer(Explainer):
         cut: BelowLayer,
         Z: Tensor,
         warm: tuple[Tensor, LinearHead],
-        examples: Examples,
+        examples: FactorExamples,
         attributes: Attributes,
         progress: Progress,
     ) -> None:

@@ -70,7 +70,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FactorSettings:
     """Penalties and step sizes; reconstruction and anchor are in units of what the head asks for."""
 
     beta: float = 1.0
@@ -85,6 +85,7 @@ class Settings:
     lr: float = 1e-3
     batch: int = 32
     epochs: int = 12
+    patience: int = 3  # passes without a better state on the validation images, after which the training ends
     seed: int = 0
 
 
@@ -103,7 +104,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedFactors:
     """The state that was best on validation images, why the training ended, and what there was to see."""
 
     state: State
@@ -120,7 +121,7 @@ class FactorAdmm:
     """
 
     def __init__(
-        self, cut: BelowLayer, M: Tensor, head: LinearHead, task: Task, settings: Settings, scale: float
+        self, cut: BelowLayer, M: Tensor, head: LinearHead, task: Task, settings: FactorSettings, scale: float
     ) -> None:
         self.cut, self.M, self.head, self.task, self.settings, self.scale = cut, M, head, task, settings, scale
         channels, rank = M.shape
@@ -176,7 +177,7 @@ class FactorAdmm:
         """Run one mini-batch; return the sums of J, |Z - f|^2 and |Z - M S|^2."""
         s, task, head = self.settings, self.task, self.head
         with torch.enable_grad():
-            live = self.cut(task.images[rows]) / self.scale
+            live = self.cut(task.images[rows]).cpu() / self.scale
         with torch.no_grad():
             f = live.detach()
             u, v = (
@@ -200,7 +201,7 @@ class FactorAdmm:
         with torch.no_grad():
             if self.U is not None and self.V is not None:
                 top = 10 * float(Z.square().mean().sqrt())
-                fresh = self.cut(task.images[rows]) / self.scale
+                fresh = self.cut(task.images[rows]).cpu() / self.scale
                 self.U[rows] = (u + self.watch.dual_step * (Z - fresh)).clamp(-top, top)
                 self.V[rows] = (v + self.watch.dual_step * (Z - goal)).clamp(-top, top)
             loss = nf.cross_entropy(h, task.labels[rows], ignore_index=-1, reduction="sum")
@@ -273,10 +274,10 @@ def train(
     M: Tensor,
     head: LinearHead,
     task: Task,
-    settings: Settings,
+    settings: FactorSettings,
     scale: float,
     on_state: Callable[[State], None],
-) -> Trained:
+) -> TrainedFactors:
     """Run all passes and return the state that was best on validation images, the warm start included.
 
     A state counts when its head classifies no fewer of them right than the warm start's, to a standard error; the
@@ -299,6 +300,9 @@ def train(
             if valid[-1][0] >= enough and valid[-1][1] < lowest:
                 best, lowest = state, valid[-1][1]
             on_state(state)
+            if epoch - best.epoch >= settings.patience:
+                log.info("deepfacto: done after epoch %d, none was better than epoch %d", epoch, best.epoch)
+                break
     except (NumericsError, ValueError) as error:
         status = f"stopped after epoch {epoch}: {error}"
         log.warning("deepfacto: %s; the state of epoch %d is kept", error, best.epoch)
@@ -307,7 +311,7 @@ def train(
             w.copy_(best.weights[k])
     cells, _ = pooled_scores(cut, task.images, best.M, scale, best.head)
     final = fit_head(cells, task, best.head, FULL_STEPS, task.fidelity)
-    return Trained(replace(best, head=final), status, history, valid)
+    return TrainedFactors(replace(best, head=final), status, history, valid)
 
 
 def validated(n: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from auditor.errors import NumericsError
 from auditor.kernels.factorization.nmf import factorize
+from auditor.kernels.factorization.projection import project
 
 STANDS_IN = 0.9  # share of images whose class one shared basis must keep, else every class gets its own
 RESTATES = 0.8  # mean share of a concept's scores that its class has: above it concepts are classes by other names
@@ -48,6 +49,26 @@ def some_columns(X: Tensor, most: int = POSITIONS) -> Tensor:
     if X.shape[1] <= most:
         return X
     return X[:, torch.linspace(0, X.shape[1] - 1, most).long()].contiguous()
+
+
+def relative_error(X: Tensor, W: Tensor) -> float:
+    """Return |X - W S| / |X| with S the projection of X on W."""
+    return float((X - W @ project(X, W)).norm() / X.norm().clamp_min(1e-30))
+
+
+def restating(activations: Tensor, classes: Tensor) -> list[str]:
+    """Return what must be said of a shared basis whose concepts are the classes; nothing where they are not.
+
+    >>> restating(torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4))[0][:62]
+    'the 3 concepts are the 3 classes under other names, which expl'
+    """
+    if not restates_classes(activations, classes):
+        return []
+    n = activations.shape[1]
+    return [
+        f"the {n} concepts are the {n} classes under other names, which explains nothing; go deeper: --set bases=class "
+        f"for concepts of every class, another rank (--set rank={3 * n}), or an earlier layer (auditor layers)"
+    ]
 
 
 def restates_classes(activations: Tensor, classes: Tensor) -> bool:

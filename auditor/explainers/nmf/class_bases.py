@@ -26,6 +26,7 @@ class ClassBasis:
     first: int
     stop: int
     images: int
+    also: tuple[str, ...] = ()  # classes that lent images where it has too few
 
     @property
     def concepts(self) -> range:
@@ -43,7 +44,8 @@ class ClassBasis:
         n = f"{self.images} image{'' if self.images == 1 else 's'}"
         if self.is_shared:
             return f"concepts shared by all classes ({n})"
-        return f"concepts of {self.name} ({'only ' if self.images < FEW else ''}{n})"
+        lent = f", and some of {', '.join(self.also)}" if self.also else ""
+        return f"concepts of {self.name} ({'only ' if self.images < FEW else ''}{n}{lent})"
 
 
 class ClassBases:
@@ -62,12 +64,12 @@ class ClassBases:
         self._firsts = [part.first for part in parts]
 
     @classmethod
-    def of(cls, n_shared: int, n_images: int, classes: Mapping[int, tuple[str, int, int]]) -> ClassBases:
-        """Return bases numbered in order; ``classes`` gives name, number of concepts and of images by class."""
+    def of(cls, n_shared: int, n_images: int, classes: Mapping[int, tuple[Any, ...]]) -> ClassBases:
+        """Return bases numbered in order; ``classes`` gives name, numbers of concepts and images, lenders by class."""
         parts = [ClassBasis(-1, "", 0, n_shared, n_images)]
         for index in sorted(classes):
-            name, n_concepts, images = classes[index]
-            parts.append(ClassBasis(index, name, parts[-1].stop, parts[-1].stop + n_concepts, images))
+            name, n_concepts, *about = classes[index]
+            parts.append(ClassBasis(index, name, parts[-1].stop, parts[-1].stop + n_concepts, *about))
         return cls(parts)
 
     def __len__(self) -> int:
@@ -99,7 +101,9 @@ class ClassBases:
     def to_json(self) -> list[dict[str, Any]]:
         """Return plain Python for the manifest."""
         return [
-            {"class": p.index, "name": p.name, "concepts": [p.first, p.stop], "images": p.images} for p in self.parts
+            {"class": p.index, "name": p.name, "concepts": [p.first, p.stop], "images": p.images}
+            | ({"also": list(p.also)} if p.also else {})
+            for p in self.parts
         ]
 
     @classmethod
@@ -110,12 +114,13 @@ class ClassBases:
         try:
             parts = []
             for row in rows:
-                first, stop = row["concepts"]
-                parts.append(ClassBasis(int(row["class"]), str(row["name"]), int(first), int(stop), int(row["images"])))
+                (first, stop), also = row["concepts"], tuple(str(name) for name in row.get("also", []))
+                numbers = int(first), int(stop), int(row["images"])
+                parts.append(ClassBasis(int(row["class"]), str(row["name"]), *numbers, also))
             ends = [0, *(p.stop for p in parts)]
             fits = all(p.first == start <= p.stop for p, start in zip(parts, ends, strict=False))
             in_order = [p.index for p in parts] == sorted({p.index for p in parts}) and parts[0].index == -1
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise TamperError(
                 f"the artifact's list of class bases cannot be read ({error}); attach it again."
             ) from None

@@ -3,12 +3,16 @@
 Channels are weighed by how much the logit of the class depends on them,  d = |gradient|^(1/2),  rms over images and
 positions, so that what the head does not read takes no concept:  min |D (X - W S)|,  S >= 0. A new image is projected
 in the same metric. (Measured by tests/benchmarks/bench_photo_concepts.py, row `unweighted`.)
+
+A class with few images may borrow what it lacks from the classes that the model finds nearest to them. That is off by
+default: up to four images borrowed, f_cls fell from .88 to .80 (SqueezeNet) and .96 to .93 (EfficientNet-Lite0), and on
+the images of these classes from .90 to .42 and from 1 to .33.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +45,7 @@ class FittedBasis:
     kkt: float
     relative_error: float
     stability: float | None  # mean matched cosine with re-fits; None where none were made
+    borrowed: tuple[int, ...] = ()  # classes that lent images
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class ClassFit:
     store: ActivationStore
     options: Mapping[str, Any]  # of `factorize`
     refits: int
+    nearest: Callable[[int], Sequence[int]]  # classes that may lend images, the nearest first
+    enough: int = 0  # images of a class from which on it borrows none
     weighted: bool = True
 
     def bases(self, rank: int, on_class: Callable[[int, int], None]) -> dict[int, FittedBasis]:
@@ -63,10 +70,12 @@ class ClassFit:
         n_threads = max(1, torch.get_num_threads())
         with ThreadPoolExecutor(n_threads) as pool:
             waiting: deque[tuple[int, Future[FittedBasis]]] = deque()
-            for index, z in self._activations(classes):
+            for index in classes:
+                rows, lenders = self.rows_of(index)
+                z = self.store.read(rows)
                 weights = self.sensitivity(z[:SENSED], index)
                 refits = self.refits if index in large else 0
-                waiting.append((index, pool.submit(self._fit, z, rank, weights, refits)))
+                waiting.append((index, pool.submit(self._fit, z, rank, weights, refits, lenders)))
                 while len(waiting) > n_threads:
                     self._take(waiting, fitted, on_class, len(classes))
             while waiting:
@@ -91,11 +100,19 @@ class ClassFit:
             return torch.ones(self.layout.channels)
         return (g / mean).clamp_min(LEAST**2).float() ** POWER
 
-    def _activations(self, classes: list[int]) -> Iterator[tuple[int, Tensor]]:
-        for index in classes:
-            yield index, self.store.read(self.store.rows_of(index))
+    def rows_of(self, index: int) -> tuple[list[int], tuple[int, ...]]:
+        """Return the images a class is fitted to, its own first, and the classes that lent what it has too few of."""
+        rows, lenders = self.store.rows_of(index), []
+        for other in self.nearest(index) if len(rows) < self.enough else ():
+            lent = self.store.rows_of(other)[: self.enough - len(rows)]
+            if lent:
+                rows = rows + lent
+                lenders.append(other)
+            if len(rows) == self.enough:
+                break
+        return rows, tuple(lenders)
 
-    def _fit(self, z: Tensor, rank: int, weights: Tensor, refits: int) -> FittedBasis:
+    def _fit(self, z: Tensor, rank: int, weights: Tensor, refits: int, lenders: tuple[int, ...]) -> FittedBasis:
         X = as_columns(self.layout, z).float()
         if X.shape[1] > COLUMNS:  # evenly over images and positions
             X = X[:, torch.linspace(0, X.shape[1] - 1, COLUMNS).long()]
@@ -115,7 +132,7 @@ class ClassFit:
         W = W / W.norm(dim=0).clamp_min(1e-30)
         cosines = [float(match_columns(best.W, other).cosine.mean()) for other in again]
         stability = sum(cosines) / len(cosines) if cosines else None
-        return FittedBasis(W, weights, best.kkt, best.relative_error, stability)
+        return FittedBasis(W, weights, best.kkt, best.relative_error, stability, lenders)
 
     @staticmethod
     def _take(
@@ -127,3 +144,14 @@ class ClassFit:
         index, future = waiting.popleft()
         fitted[index] = future.result()
         on_class(len(fitted), total)
+
+
+def sizes_of(
+    fitted: Mapping[int, FittedBasis], subject: Subject, n_images: Mapping[int, int]
+) -> dict[int, tuple[str, int, int, tuple[str, ...]]]:
+    """Return name, numbers of concepts and of images, and names of the lenders of every class."""
+    names = subject.class_names
+    return {
+        k: (names[k], basis.W.shape[1], n_images[k], tuple(names[i] for i in basis.borrowed))
+        for k, basis in fitted.items()
+    }

@@ -6,10 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from auditor.explainers.base import ExplainerConfig
+from auditor.explainers.base import HoldOutConfig
 
 
-class NmfConfig(ExplainerConfig):
+class NmfConfig(HoldOutConfig):
     """Options of kind ``nmf``."""
 
     rank: int | Literal["auto"] | None = Field(
@@ -25,6 +25,12 @@ class NmfConfig(ExplainerConfig):
         default=True, description="Channels count by how much the class depends on them, in a basis per class."
     )
     class_images: int = Field(default=100, ge=1, description="Images of a class at most that its basis is made of.")
+    borrow: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="Images of a class below which it borrows from its nearest ones, and is kept apart less well.",
+    )
     init: Literal["nndsvda", "random"] = Field(default="nndsvda", description="Start of the factorization.")
     max_iter: int = Field(default=300, ge=1, description="Sweeps at most.")
     tol: float = Field(default=1e-4, gt=0, description="Stop when ten sweeps gain less than this share.")
@@ -40,3 +46,12 @@ class NmfConfig(ExplainerConfig):
     max_eval: int = Field(default=400, ge=1, description="Held-out images at most on which metrics are measured.")
     refits: int = Field(default=2, ge=1, description="Re-fits from other starts, for the basis stability.")
     top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept, as small crops.")
+
+    def with_another_start(self, k: int) -> NmfConfig:
+        """Return the options of the k-th re-fit: another seed, and a random start."""
+        return self.model_copy(update={"seed": self.seed + k, "init": "random"})
+
+    @property
+    def n_refits(self) -> int:
+        """Re-fits behind the fit's ``basis_stability``."""
+        return self.refits

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from auditor.data.source import Data
+from auditor.data.source import Data, open_data
 from auditor.errors import NumericsError, OptionError, TamperError
 from auditor.explainers.activation_store import ActivationStore
 from auditor.explainers.base import Explainer, ExplainerConfig, Reads
@@ -28,10 +28,10 @@ from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import Reservoir, as_columns, check_varies, harvest
 from auditor.explainers.layer_choice import choose_layer
-from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection
+from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection, relative_error, restating
 from auditor.explainers.nmf.class_bases import ClassBases, ClassBasis
-from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis
-from auditor.explainers.nmf.class_report import ClassReport, stand_in_logits
+from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis, sizes_of
+from auditor.explainers.nmf.class_report import ClassReport, remark_of, stand_in_logits
 from auditor.explainers.nmf.config import NmfConfig
 from auditor.explainers.nmf.shards import Shards
 from auditor.explainers.predicted_classes import PredictedClasses
@@ -78,10 +78,10 @@ class NmfExplainer(Explainer):
     groups_: list[list[int]]  # concepts that fire together in the same places
     _ready: tuple[Tensor, dict[int, Basis]] | None = None  # bases made ready for projection, and the W they are of
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> NmfExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> NmfExplainer:
         """Fit the basis on the data; every n-th image is held out for the metrics."""
         cfg: NmfConfig = self.config
-        layer = choose_layer(subject, data, cfg.layer, cfg.seed)
+        layer = choose_layer(subject, data := open_data(data), cfg.layer, cfg.seed)
         layout = subject.layout(layer)
         if cfg.target is not None:
             subject.class_index(cfg.target)
@@ -114,6 +114,11 @@ class NmfExplainer(Explainer):
     def gallery(self) -> Gallery:
         """The top images of each concept."""
         return self.gallery_
+
+    @property
+    def concepts_are_of_class(self) -> bool:
+        """Whether there is a basis per class."""
+        return self.bases_.are_per_class
 
     @property
     def contributions_by_class(self) -> Tensor:
@@ -258,7 +263,7 @@ class NmfExplainer(Explainer):
         return [basis["words"]] if isinstance(basis, Mapping) else []
 
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
-        """Return the logits of the layer as concepts reconstruct it; those of near classes by their own basis."""
+        """Return the logits of the layer as concepts reconstruct it, those of the near classes together."""
         assert self.layer_ is not None
         layout, logits_from, logits_hat = subject.layout(self.layer_), values_from(subject, self.layer_), []
         with torch.no_grad():
@@ -279,6 +284,10 @@ class NmfExplainer(Explainer):
         """Return the concepts (channels, concepts) of one basis."""
         return self.W_[:, basis.first : basis.stop]
 
+    def channel_weights(self, basis: ClassBasis) -> Tensor:
+        """Return by how much each channel counts in a projection on a basis."""
+        return self.weights_[self.bases_.parts.index(basis)]
+
     def scores(self, layout: Layout, z: Tensor, basis: ClassBasis | None = None) -> Tensor:
         """Return the scores S (batch, concepts, positions) by non-negative projection on a basis (default: shared).
 
@@ -287,9 +296,9 @@ class NmfExplainer(Explainer):
         basis = basis or self.bases_.shared
         if self._ready is None or self._ready[0] is not self.W_:
             self._ready = self.W_, {}
-        ready, weights = self._ready[1], self.weights_[self.bases_.parts.index(basis)]
+        ready, weights = self._ready[1], self.channel_weights(basis)
         if basis.first not in ready:
-            ready[basis.first] = prepare(self.directions(basis) * weights[:, None])
+            ready[basis.first] = prepare(self.directions(basis) * weights.to(self.W_)[:, None])
         p = layout.to_positions(z)
         return project_images(p if basis.is_shared else p * weights.to(p)[:, None], ready[basis.first])
 
@@ -352,9 +361,7 @@ class NmfExplainer(Explainer):
         check_varies(self.layer_, X)
         parts = parts.first(n_images)
         if not bool(parts.report.any()):
-            log.warning(
-                "nmf: only %d images, none can be held out; metrics are measured on the images of the fit", n_images
-            )
+            log.warning("nmf: only %d images, none can be held out; metrics are of the images of the fit", n_images)
         elif cfg.rank == "auto":
             parts.warn_if_few(self.kind, "the rank")
         self.signed_ = low < 0
@@ -385,9 +392,8 @@ class NmfExplainer(Explainer):
             same = subject.forward_from(self.layer_ or "", z_hat).argmax(1).cpu() == classes
         reason = objection(float(same.double().mean()), S.mean(-1).cpu(), classes)
         if reason:
-            self.remarks_.append(
-                f"a basis per predicted class was chosen: {reason}; --set bases=shared keeps one for all classes"
-            )
+            ours = f"a basis per predicted class was chosen: {reason}"
+            self.remarks_.append(f"{ours}; --set bases=shared keeps one for all classes")
         return bool(reason)
 
     def take_basis(self, W: Tensor) -> None:
@@ -439,7 +445,8 @@ class NmfExplainer(Explainer):
         if cfg.bases != "auto":  # else it was tried already
             self.take_basis(basis_of_some(self.layer_, X, rank, self.signed_, cfg.seed, cfg.init))
         options = {"signed": self.signed_, "init": cfg.init, "seed": cfg.seed}
-        work = ClassFit(subject, self.layer_, layout, stored, options, cfg.refits, cfg.class_weights)
+        how = (cfg.refits, predicted.nearest, cfg.borrow, cfg.class_weights)
+        work = ClassFit(subject, self.layer_, layout, stored, options, *how)
         fitted = work.bases(rank, lambda done, total: progress("factorizing classes", done, total))
         report = ClassReport(self, subject, layout, stored, held, progress)
         self._take_bases(subject, self.W_, fitted, predicted)
@@ -454,16 +461,15 @@ class NmfExplainer(Explainer):
             **({"basis_stability": sum(stable) / len(stable)} if stable else {}),
             **report.measured(),
         }
+        self.remarks_ += remark_of(self.metrics)
 
     def _take_bases(
         self, subject: Subject, shared: Tensor, fitted: dict[int, FittedBasis], predicted: PredictedClasses
     ) -> None:
-        order = sorted(fitted)
-        sizes = {k: (subject.class_names[k], fitted[k].W.shape[1], predicted.learned[k]) for k in order}
-        self.bases_ = ClassBases.of(shared.shape[1], sum(predicted.learned.values()), sizes)
+        order, n_images = sorted(fitted), predicted.learned
+        self.bases_ = ClassBases.of(shared.shape[1], sum(n_images.values()), sizes_of(fitted, subject, n_images))
         self.W_ = torch.cat([shared, *(fitted[k].W for k in order)], 1).contiguous()
-        ones = torch.ones(self.W_.shape[0])
-        self.weights_ = torch.stack([ones, *(fitted[k].weights for k in order)])
+        self.weights_ = torch.stack([torch.ones(self.W_.shape[0]), *(fitted[k].weights for k in order)])
 
     def _factorize(self, X: Tensor, rank: int, seed: int, init: Any, progress: Progress) -> Factorization:
         cfg: NmfConfig = self.config
@@ -494,9 +500,8 @@ class NmfExplainer(Explainer):
         except ValueError as error:
             raise NumericsError(f"layer {self.layer_!r}: {error}") from error
         self.take_basis(fit.W)
-        self.metrics.update(
-            kkt=fit.kkt, fit_relative_error=fit.relative_error, fit_epochs=fit.n_iter, fit_positions=fit.positions
-        )
+        self.metrics |= {"kkt": fit.kkt, "fit_relative_error": fit.relative_error}
+        self.metrics.update(fit_epochs=fit.n_iter, fit_positions=fit.positions)
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
         """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y.
@@ -504,8 +509,7 @@ class NmfExplainer(Explainer):
         That is where the error hardly falls. A next rank that has no more groups of concepts than this one only splits
         what is there, and must lower the error far more to be worth it.
         """
-        rank = self.config.rank
-        top = min(X.shape)
+        rank, top = self.config.rank, min(X.shape)
         if isinstance(rank, int):
             return rank
         if rank is None:
@@ -523,8 +527,7 @@ class NmfExplainer(Explainer):
             if errors[a] - errors[b] < needed * errors[ranks[0]]:
                 chosen = a
                 break
-        tried = {r: (round(e, 4), n_groups[r]) for r, e in errors.items()}
-        log.info("nmf: rank %d chosen by trial error and groups of concepts %s", chosen, tried)
+        log.info("nmf: rank %d chosen by trial error %s and groups of concepts %s", chosen, errors, n_groups)
         return chosen
 
     def _basis_stability(self, X: Tensor, W: Tensor, progress: Progress) -> float:
@@ -547,6 +550,7 @@ class NmfExplainer(Explainer):
         by_class = torch.zeros(k, subject.n_classes, dtype=torch.float64)
         counts = torch.zeros(subject.n_classes, dtype=torch.float64)
         maps: list[Tensor] = []
+        predictions: list[Tensor] = []
 
         def report(_stage: str, done: int, total: int | None) -> None:
             progress("measuring", done, total)
@@ -561,6 +565,7 @@ class NmfExplainer(Explainer):
             maps.append(S.cpu())
             p = layout.to_positions(z)
             targets = logits.argmax(1)
+            predictions.append(targets.cpu())
             c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets.tolist())
             sums["lost"] += float((p - self.W_.to(z) @ S).double().square().sum())
             sums["total"] += float(p.double().square().sum())
@@ -574,6 +579,7 @@ class NmfExplainer(Explainer):
             by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
             counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
         n = sums["n"]
+        self.remarks_ += restating(torch.cat(maps).mean(-1), torch.cat(predictions))
         order = importance.argsort(descending=True, stable=True)
         self.take_basis(self.W_[:, order].contiguous())
         self.to_own_class_ = torch.zeros(k)
@@ -581,8 +587,7 @@ class NmfExplainer(Explainer):
         self.by_class_ = (by_class[order] / counts.clamp_min(1)).float()
         self.gallery_ = gallery.reordered(order.tolist())
         self.groups_ = groups(torch.cat(maps)[:, order], seed=cfg.seed)
-        largest = dominance(self.by_class_, self.groups_)
-        self.metrics["groups/n"] = float(len(self.groups_))
+        largest, self.metrics["groups/n"] = dominance(self.by_class_, self.groups_), float(len(self.groups_))
         if not bool(largest.isnan().all()):
             self.metrics["groups/dominance"] = float(largest[~largest.isnan()].max())
         self.metrics.update(
@@ -593,8 +598,3 @@ class NmfExplainer(Explainer):
             integration_error=sums["error"] / n,
             n_held_out=n,
         )
-
-
-def relative_error(X: Tensor, W: Tensor) -> float:
-    """Return |X - W S| / |X| with S the projection of X on W."""
-    return float((X - W @ project(X, W)).norm() / X.norm().clamp_min(1e-30))

@@ -13,29 +13,58 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from auditor.data.python_objects import pixels_of_any
 from auditor.data.source import Data, open_data
 from auditor.errors import DataError, OptionError
 from auditor.explainers.base import Explainer, ExplainerConfig
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.notebook import shown
 from auditor.explainers.rde.rate_curve import RateCurve, SmallestSet, descending, kept_up_to, measure, smallest_set
 from auditor.explainers.rde.relevance_map import Budget, checked_rates
 from auditor.explainers.rde.search import COARSE_SIDES, CURVE_SHARES, FINE, RdeConfig, Search, SearchResult, cells
 from auditor.perturbation.pixel_flipping import pixel_flip
 from auditor.perturbation.replacement import Obfuscation, Statistics
 from auditor.progress import Progress, silent
+from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
 ORDER_SHOWN = 4096  # cells of an ordering that an explanation lists
 CALIBRATION_WORK = 100_000_000  # components through the network, so that a fit is as long whatever the image size
+CALIBRATION_OPERATIONS = 10**12  # through the network: about half a minute of one core
+LEAST_IMAGES, LEAST_STEPS, LEAST_DRAWS = 6, 4, 8  # of a calibration, however costly the network is
+STEP_PASSES, SIZES = 12, 36  # forward passes that a step of one rate takes, and sizes at which a curve is measured
 CALIBRATION_PATIENCE = 6  # times the time of a request: only a slow network meets this limit
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How many images, steps per rate and fresh draws a calibration may take of a network."""
+
+    images: int
+    steps: int
+    draws: int
+
+    @classmethod
+    def of(cls, operations: int, rates: int, n_images: int) -> Calibration:
+        """Share out what `CALIBRATION_OPERATIONS` allow: first images, then half to the search, half to measuring.
+
+        >>> Calibration.of(1_000, 7, 12).images, Calibration.of(82_000_000, 7, 12), Calibration.of(10**9, 7, 12)
+        (12, Calibration(images=9, steps=8, draws=18), Calibration(images=6, steps=4, draws=8))
+        """
+        passes = CALIBRATION_OPERATIONS // max(1, operations)
+        each = 2 * LEAST_STEPS * rates * STEP_PASSES + 2 * LEAST_DRAWS * SIZES
+        images = min(n_images, max(LEAST_IMAGES, passes // each))
+        half = passes // (2 * images)
+        return cls(images, max(LEAST_STEPS, half // (rates * STEP_PASSES)), max(LEAST_DRAWS, half // SIZES))
 
 
 class RdeExplainer(Explainer):
@@ -55,12 +84,13 @@ class RdeExplainer(Explainer):
     obfuscation_: Obfuscation
     limit_: float  # the calibrated distortion limit d
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> RdeExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> RdeExplainer:
         """Gather the statistics of the data, then explain held-out images to calibrate the limit and measure.
 
         Where the limit enters a metric, each image is measured under the limit that the others set.
         """
         cfg: RdeConfig = self.config
+        data = open_data(data)
         if cfg.layer is not None:
             raise OptionError(f"rde: it explains the image itself and takes no layer, got {cfg.layer!r}; leave it out.")
         if cfg.target is not None:
@@ -106,8 +136,15 @@ class RdeExplainer(Explainer):
             budget = Budget(steps, None if seconds is None else seconds * len(x), cfg.gap_share)
             deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
             maps = search.run(x, torch.tensor(targets), budget)
-            explanations.extend(self._explanations(subject, maps, logits, targets, deadline))
+            explained = self._explanations(subject, maps, logits, targets, deadline)
+            explanations.extend(replace(e, image=shown(image)) for e, image in zip(explained, x, strict=True))
         return explanations
+
+    @property
+    def search_s(self) -> float | None:
+        """Seconds of search per image."""
+        seconds: float | None = self.config.timeout_s
+        return seconds
 
     def lines(self, explanation: Explanation) -> list[str]:
         """Return the smallest set of cells that keeps the decision, as a sentence."""
@@ -241,17 +278,18 @@ class RdeExplainer(Explainer):
         artifact; only a network so slow that a map takes several times the time of a request is cut short.
         """
         cfg: RdeConfig = self.config
-        n = x[0].numel()
-        rates = len(cfg.rates)
-        x = x[: max(2, min(len(x), CALIBRATION_WORK // (n * rates * cfg.draws * 8)))]
+        n, rates = x[0].numel(), len(cfg.rates)
+        allowed = Calibration.of(operations(subject, x[:1]), rates, len(x))
+        x = x[: max(2, min(allowed.images, CALIBRATION_WORK // (n * rates * cfg.draws * 8)))]
         levels = 1 if x[0, 0].numel() <= FINE else 1 + len(COARSE_SIDES)
-        steps = max(2, min(cfg.max_steps, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
+        most = min(cfg.max_steps, allowed.steps)
+        steps = max(2, min(most, CALIBRATION_WORK // (n * rates * cfg.draws * len(x) * levels)))
         patience = None if cfg.timeout_s is None else CALIBRATION_PATIENCE * cfg.timeout_s * len(x)
         with torch.no_grad():
             targets = torch.tensor(self.targets_for(subject, subject.logits(x).cpu(), None))
         progress("calibrating", 0, len(x))
         search = Search(cfg, self.obfuscation_, subject)
-        draws = max(8, min(cfg.eval_draws, CALIBRATION_WORK // (n * len(x) * 32)))
+        draws = max(LEAST_DRAWS, min(cfg.eval_draws, allowed.draws, CALIBRATION_WORK // (n * len(x) * 32)))
         maps = search.run(x, targets, Budget(steps, patience, cfg.gap_share), draws)
         curves = []
         for i in range(len(x)):
@@ -332,7 +370,7 @@ def _pixels(subject: Subject, images: Any) -> Tensor:
                 f"rde: {int(outside.sum())} of {len(flat)} images leave the range [0, 1] of pixels or hold NaN; "
                 f"give pixels, the subject applies mean and std."
             )
-    return subject.pixels(images)
+    return pixels_of_any(subject, images)
 
 
 def _summary(smallest: SmallestSet | None, cells: int, label: str, limit: float) -> str:

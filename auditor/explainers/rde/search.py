@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from auditor.errors import OptionError
-from auditor.explainers.base import ExplainerConfig
+from auditor.explainers.base import HoldOutConfig
 from auditor.explainers.rde.relevance_map import (
     Budget,
     Distortion,
@@ -46,7 +46,7 @@ SOLVE_SHARE, MEASURE_SHARE = 0.65, 0.2  # of the time; the rest is slack
 CURVE_SHARES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
 
 
-class RdeConfig(ExplainerConfig):
+class RdeConfig(HoldOutConfig):
     """Options of kind ``rde``."""
 
     method: Literal["multi-rate", "ordering", "lagrangian"] = Field(
@@ -214,10 +214,8 @@ class Search:
         return maps
 
     def _network(self, images: Tensor) -> Tensor:
-        """Return logits like ``images``; the layout with channels last is what CPUs convolve photos fastest in."""
-        if images.shape[2] * images.shape[3] > FINE:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.subject.logits(images).to(images)
+        """Return logits like ``images``, in the layout that is fastest."""
+        return self.subject.logits(self.subject.in_fast_layout(images)).to(images)
 
     def _ordered(self, objective: Distortion, n: int, size: int, budget: Budget) -> tuple[Tensor, list[dict[str, Any]]]:
         random = torch.Generator().manual_seed(self.config.seed)

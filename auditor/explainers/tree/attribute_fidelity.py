@@ -1,16 +1,17 @@
 """Fidelity d_D(F): how well codes of single features predict attributes not trained on ([Intersection], eq. 3).
 
-Every feature i and code j give two yes/no features, [v_i = j] and [v_i != j]; an attribute scores the best F1 among all
-of them, the fidelity is the mean over attributes. Two numbers keep it honest: the ``floor`` that an always-yes feature
-reaches, 2 pi / (1 + pi) for an attribute of frequency pi (any code that never occurs is one), and ``honest``, where the
-feature is chosen on one half of the images and scored on the other, both ways round. The paper's maximum is taken on
-the very images it is scored on, over 2^(r+1) n candidates.
+Every feature i and code j give two yes/no features, [v_i = j] and [v_i != j]; an attribute scores the best r among all
+of them, the fidelity is the mean over attributes. r is F1 as in the paper's tables, or the accuracy that it names
+beside it. Two numbers keep it honest: the ``floor`` that a constant feature reaches (F1: always yes, 2 pi / (1 + pi)
+for an attribute of frequency pi; accuracy: max(pi, 1 - pi); any code that never occurs is one), and ``honest``,
+where the feature is chosen on one half of the images and scored on the other, both ways round. The paper's maximum is
+taken on the very images it is scored on, over 2^(r+1) n candidates.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from auditor.kernels.trees.code_counts import code_counts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Agreement = Literal["f1", "accuracy"]  # r of equation 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Fidelity:
     n_constant_in_a_half: int  # left out of ``honest`` only
 
 
-def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fidelity:
+def fidelity(codes: Any, attributes: Any, bits: int, *, by: Agreement = "f1", seed: int = 0) -> Fidelity:
     """Return the fidelity of ``codes`` (images, features) to yes/no ``attributes`` (images, attributes).
 
     >>> v = np.array([[0], [0], [3], [3]], np.uint8)
@@ -57,7 +59,7 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
         )
     varying = np.flatnonzero(varies)
     marks = np.ascontiguousarray(marks[:, varying])
-    score, winner = _best_f1(codes, marks, bits)
+    score, winner = _best(codes, marks, bits, by)
     frequency = marks.mean(0)
     order = np.random.default_rng(seed).permutation(len(marks))
     halves = (order[: len(order) // 2], order[len(order) // 2 :])
@@ -67,15 +69,15 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, seed: int = 0) -> Fideli
         picked = marks[:, fair]
         scores, floors = [], []
         for choose, test in (halves, halves[::-1]):
-            _, (feature, code, equal) = _best_f1(codes[choose], picked[choose], bits)
+            _, (feature, code, equal) = _best(codes[choose], picked[choose], bits, by)
             predicted = (codes[test][:, feature] == code) == equal
-            scores.append(f1(picked[test], predicted).mean())
-            floors.append(_always_yes(picked[test].mean(0)).mean())
+            scores.append(AGREEMENT[by](picked[test], predicted).mean())
+            floors.append(_constant(picked[test].mean(0), by).mean())
         honest, honest_floor = float(np.mean(scores)), float(np.mean(floors))
     feature, code, equal = winner
     return Fidelity(
         float(score.mean()),
-        float(_always_yes(frequency).mean()),
+        float(_constant(frequency, by).mean()),
         honest,
         honest_floor,
         varying,
@@ -98,12 +100,25 @@ def f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> Floats:
     return np.asarray(2 * both / np.maximum(total, 1), dtype=np.float64)
 
 
-def _always_yes(frequency: Floats) -> Floats:
-    return 2 * frequency / (1 + frequency)
+def accuracy(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> Floats:
+    """Return the share of rows per column on which both agree.
+
+    >>> accuracy(np.array([[1], [1], [0], [0]], bool), np.array([[1], [0], [0], [0]], bool)).tolist()
+    [0.75]
+    """
+    return np.asarray((truth == predicted).mean(0), dtype=np.float64)
 
 
-def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Ints, NDArray[np.bool_]]]:
-    """Return the best F1 per attribute and its (feature, code, equal); the first of equals in that order wins."""
+AGREEMENT = {"f1": f1, "accuracy": accuracy}
+
+
+def _constant(frequency: Floats, by: Agreement) -> Floats:
+    """Return what the better constant feature reaches."""
+    return 2 * frequency / (1 + frequency) if by == "f1" else np.maximum(frequency, 1 - frequency)
+
+
+def _best(codes: Any, marks: Any, bits: int, by: Agreement) -> tuple[Floats, tuple[Ints, Ints, NDArray[np.bool_]]]:
+    """Return the best agreement per attribute and its (feature, code, equal); the first of equals wins."""
     n, n_codes = len(codes), 2**bits
     counts = code_counts(codes, marks, n_codes)
     hits, predicted = counts[:, :, :-1].reshape(-1, marks.shape[1]), counts[:, :, -1].reshape(-1, 1)
@@ -116,7 +131,7 @@ def _best_f1(codes: Any, marks: Any, bits: int) -> tuple[Floats, tuple[Ints, Int
         tp, yes = hits[first : first + step].astype(np.float64), predicted[first : first + step]
         for is_equal in (True, False):
             both, total = (tp, yes + true) if is_equal else (true - tp, n - yes + true)
-            value = 2 * both / np.maximum(total, 1)
+            value = 2 * both / np.maximum(total, 1) if by == "f1" else (n + 2 * both - total) / n
             top = value.argmax(0)
             highest = value[top, np.arange(value.shape[1])]
             better = highest > best

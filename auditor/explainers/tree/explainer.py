@@ -20,17 +20,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from auditor.data.source import Data
+from auditor.data.source import Data, open_data
 from auditor.errors import DataError, NumericsError
-from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
+from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, HoldOutConfig, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.tree.decision_path import Boxes, Decision, decisions, tree_from_json, tree_to_json
 from auditor.explainers.tree.intersection_training import (
     Epoch,
-    Examples,
     Recipe,
+    TreeExamples,
     Variant,
     codes_of,
     few_threads,
@@ -46,7 +46,7 @@ from auditor.subject.subject import Subject
 log = logging.getLogger(__name__)
 
 
-class TreeConfig(ExplainerConfig):
+class TreeConfig(HoldOutConfig):
     """Options of kind ``tree``."""
 
     n_features: int = Field(default=128, ge=1, le=4096, description="Features of the quantised representation.")
@@ -113,12 +113,13 @@ class TreeExplainer(Explainer):
         self._backbones: WeakKeyDictionary[Subject, Backbone] = WeakKeyDictionary()
         self._hashed: tuple[dict[str, Tensor], str] | None = None
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> TreeExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> TreeExplainer:
         """Train on the data's labels (the model's predictions where there are none).
 
         Each n-th image is held out, in turn for the metrics and to decide when to stop.
         """
         cfg: TreeConfig = self.config
+        data = open_data(data)
         data.check_labels(subject)
         layer = subject.layer(cfg.layer).name
         backbone = Backbone(subject, layer, pooling=cfg.pooling, trainable=cfg.fine_tune)
@@ -162,7 +163,7 @@ class TreeExplainer(Explainer):
         self._depth_limit = depth
         self._measure(fitted, examples.rows(parts.report), predicted[parts.report], backbone, labelled)
         self._keep_prototypes(subject, some, backbone, progress)
-        self.record_fit(subject, data, layer, parts.among(drawn))
+        self.record_fit(subject, data, layer, parts, some)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
@@ -365,7 +366,7 @@ class TreeExplainer(Explainer):
 
     def _read(
         self, subject: Subject, data: Data, backbone: Backbone, progress: Progress
-    ) -> tuple[Examples, Tensor, bool, FittedImages]:
+    ) -> tuple[TreeExamples, Tensor, bool, FittedImages]:
         """Return all rows, what the model predicts for them, whether all have labels, and which part each is of."""
         cfg: TreeConfig = self.config
         xs, ys, predictions = [], [], []
@@ -408,10 +409,10 @@ class TreeExplainer(Explainer):
                 f"tree: {len(y)} images are too few to hold some out; give at least {max(cfg.held_out_every, 4)}."
             )
         self._class_names = subject.class_names
-        return Examples(x, y), predicted, labelled, parts
+        return TreeExamples(x, y), predicted, labelled, parts
 
     def _measure(
-        self, fitted: Examples, reported: Examples, predicted: Tensor, backbone: Backbone, labelled: bool
+        self, fitted: TreeExamples, reported: TreeExamples, predicted: Tensor, backbone: Backbone, labelled: bool
     ) -> None:
         """Measure on the images to report on, of which the model's own predictions are given too."""
         cfg: TreeConfig = self.config

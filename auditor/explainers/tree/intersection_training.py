@@ -71,7 +71,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Examples:
+class TreeExamples:
     """Rows for training: pooled inputs when the backbone is frozen, images when it learns; and labels."""
 
     x: Tensor
@@ -80,13 +80,13 @@ class Examples:
     def __len__(self) -> int:
         return len(self.y)
 
-    def rows(self, rows: Tensor) -> Examples:
+    def rows(self, rows: Tensor) -> TreeExamples:
         """Return the rows that a mask selects."""
-        return Examples(self.x[rows], self.y[rows])
+        return TreeExamples(self.x[rows], self.y[rows])
 
 
 def train(
-    net: Representation, backbone: Backbone, train_set: Examples, trial: Examples, recipe: Recipe
+    net: Representation, backbone: Backbone, train_set: TreeExamples, trial: TreeExamples, recipe: Recipe
 ) -> Iterator[Epoch]:
     """Yield one state per epoch, with ``refit_every`` batches (default: an eighth of an epoch) between tree fits.
 
@@ -203,7 +203,7 @@ def _sparsity(v: Tensor, recipe: Recipe, generator: torch.Generator, n_rows: int
 
 
 def _score(
-    net: Representation, backbone: Backbone, train_set: Examples, trial: Examples, recipe: Recipe
+    net: Representation, backbone: Backbone, train_set: TreeExamples, trial: TreeExamples, recipe: Recipe
 ) -> tuple[float, float, float, float]:
     """Return trial accuracy of network and tree, their agreement, and the share of zero codes."""
     codes, g = codes_of(net, backbone, train_set.x)

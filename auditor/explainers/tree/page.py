@@ -20,6 +20,7 @@ from auditor.attribution.heatmap import to_rgb
 from auditor.explainers.concept_page import checked_suffix
 from auditor.explainers.explanation import Explanation
 from auditor.explainers.tree.decision_path import Boxes
+from auditor.pages.templates import render
 
 if TYPE_CHECKING:
     from auditor.explainers.tree.explainer import TreeExplainer
@@ -28,42 +29,19 @@ WIDTH, HEIGHT, THUMB = 84, 74, 48  # pixels per leaf, per level, and of a protot
 TOP, FOLDED = 24, 112  # pixels above the root, and per decision whose branches are folded
 MANY = 24  # leaves from which the page opens with only the path, or only the upper levels, unfolded
 HUES = ("#1f5ac8", "#d62728", "#2c9f4b", "#8a56c2", "#e08a1e", "#159a9c", "#b3548f", "#7a6a4f", "#5b7fa6", "#93a11f")
+# of the drawing where it stands alone; on the page the style sheet of all pages says the same for light and dark
 STYLE = """
-body{font:14px/1.45 system-ui,sans-serif;margin:24px;color:#1e1e1e;background:#fff}
-.scroll{overflow:auto;border:1px solid #ddd;border-radius:6px;max-height:80vh}
-svg text{font:11px system-ui,sans-serif;fill:#1e1e1e}svg .edge{stroke:#bbb;stroke-width:1.2;fill:none}
-svg .on>.edge{stroke:#d62728;stroke-width:3}svg .box{fill:#f4f6f9;stroke:#8a94a3}
-svg .on>.box{stroke:#d62728;stroke-width:2.5}svg .mostly{display:none}svg .folded>.mostly{display:inline}
-svg .node{cursor:pointer}svg .folded>.below{display:none}svg .folded>.box{fill:#dfe5ee}
-table{border-collapse:collapse;margin:8px 0 16px}td,th{border:1px solid #ddd;padding:3px 9px;text-align:left}
-"""
-SCRIPT = """
-const svg=document.querySelector('.scroll svg'),all=[...svg.querySelectorAll('.node')],root=svg.querySelector('g');
-const below=g=>g.classList.contains('folded')?[]:[...(g.querySelector(':scope>.below')?.children??[])];
-let end=0,deep=0;
-function columns(g){const b=below(g);if(b.length){b.forEach(columns);g.at=(b[0].at+b[1].at)/2}else{
-const w=g.classList.contains('node')?FOLDED:WIDTH;g.at=end+w/2;end+=w}}
-function place(g,from,down,top=down){const x=g.at-from;
-deep=Math.max(deep,top+40+g.querySelectorAll(':scope>image').length*SHOT);g.setAttribute('transform',`translate(${x},${down})`);
-g.querySelector(':scope>.edge')?.setAttribute('d',`M${-x} ${14-down}C${-x} ${-down/2} 0 ${-down/2} 0 -12`);
-below(g).forEach(c=>place(c,g.at,HEIGHT,top+HEIGHT))}
-function lay(){end=deep=0;columns(root);end=Math.max(end,160);place(root,0,TOP);svg.setAttribute('width',end);
-svg.setAttribute('height',deep);svg.setAttribute('viewBox',`0 0 ${end} ${deep}`)}
-function fold(which){all.forEach(n=>n.classList.toggle('folded',which(n)));lay();show()}
-function show(){const leaf=svg.querySelector('.leaf.on'),s=document.querySelector('.scroll');
-const x=leaf?leaf.at:root.at;s.scrollLeft=x-s.clientWidth/2}
-all.forEach(n=>n.querySelector(':scope>.box').addEventListener('click',e=>{n.classList.toggle('folded');lay();
-e.stopPropagation()}));
-const off=n=>!n.classList.contains('on'),marked=!!svg.querySelector('.on');
-document.getElementById('fold').onclick=()=>fold(off);
-document.getElementById('open').onclick=()=>fold(()=>false);
-const many=svg.querySelectorAll('.leaf').length>MANY;
-fold(n=>many&&(marked?off(n):n.dataset.level>=3));
+svg{background:#fff}text{font:11px system-ui,sans-serif;fill:#1b1f24}.edge{stroke:#8a94a3;stroke-width:1.2;fill:none}
+.on>.edge{stroke:#b3171d;stroke-width:3}.box{fill:#f5f7f9;stroke:#8a94a3}.on>.box{stroke:#b3171d;stroke-width:2.5}
+.mostly{display:none}
 """
 
 
-def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -> str:
-    """Return the tree as one SVG; the path of an explained image carries the class ``on``."""
+def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None, *, alone: bool = True) -> str:
+    """Return the tree as one SVG; the path of an explained image carries the class ``on``.
+
+    ``alone``: it is a file of its own, so it brings its style along; else it lies on a page on which branches fold.
+    """
     tree, names = explainer.tree_, explainer.class_names
     leaves = Boxes.of(tree).leaves
     path = set() if explanation is None else {step["node"] for step in explanation.extra["path"]}
@@ -115,25 +93,22 @@ def tree_svg(explainer: TreeExplainer, explanation: Explanation | None = None) -
     height = TOP + tree.depth * HEIGHT + 40 + n_shots * (THUMB + 3)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'role="img" aria-label="decision tree"><style>{escape(STYLE, quote=False)}</style>{draw(0, None, 0)}</svg>'
+        f'role="{"img" if alone else "group"}" aria-label="decision tree">'
+        f"{f'<style>{escape(STYLE, quote=False)}</style>' if alone else ''}{draw(0, None, 0)}</svg>"
     )
 
 
 def tree_page(explainer: TreeExplainer, explanation: Explanation | None = None, image: Tensor | None = None) -> str:
     """Return a self-contained page: metrics, the foldable tree, and the rules of an explained image."""
-    title = f"Decision tree {explainer.name}".strip()
-    rows = "".join(
-        f"<tr><th>{escape(name)}</th><td>{value:.4g}</td></tr>" for name, value in sorted(explainer.metrics.items())
-    )
-    sizes = f"const WIDTH={WIDTH},HEIGHT={HEIGHT},TOP={TOP},FOLDED={FOLDED},MANY={MANY},SHOT={THUMB + 3};"
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>'
-        f"{escape(title)}</title><style>{STYLE}</style><h1>{escape(title)}</h1>"
-        f"{'' if explanation is None else _story(explanation, image)}"
-        "<p>A decision sends an image left where its rule holds. Click one to fold or open what is below. "
-        '<button id="fold">fold all</button> <button id="open">open all</button></p>'
-        f'<div class="scroll">{tree_svg(explainer, explanation)}</div>'
-        f"<h2>Measured on held-out images</h2><table>{rows}</table><script>{sizes}{SCRIPT}</script></html>"
+    from markupsafe import Markup
+
+    return render(
+        "tree.html",
+        title=f"Decision tree {explainer.name}".strip(),
+        story=None if explanation is None else _story(explanation, image),
+        drawing=Markup(tree_svg(explainer, explanation, alone=False)),
+        metrics=[(name, f"{value:.4g}") for name, value in sorted(explainer.metrics.items())],
+        sizes=Markup(f"const WIDTH={WIDTH},HEIGHT={HEIGHT},TOP={TOP},FOLDED={FOLDED},MANY={MANY},SHOT={THUMB + 3};"),
     )
 
 
@@ -149,33 +124,33 @@ def write_tree_page(
     return path
 
 
-def _story(explanation: Explanation, image: Tensor | None) -> str:
-    e = explanation.extra
-    picture = ""
+def _story(explanation: Explanation, image: Tensor | None) -> dict[str, Any]:
+    """Return what the page says of an explained image."""
+    e, picture = explanation.extra, ""
     if image is not None:
         raw = Image.fromarray(to_rgb(image))
         side = max(1, 128 // max(raw.size))
-        picture = (
-            f'<img alt="the image" width="128" src="{_encode(raw.resize((raw.width * side, raw.height * side), 0))}">'
-        )
-    steps = "".join(
-        f"<tr><td>{i + 1}</td><td>{escape(step['rule'])}</td><td>{step['contribution']:+.3f}</td></tr>"
-        for i, step in enumerate(e["path"])
-    )
-    others = "".join(
-        f"<li>{escape(other['class'])} ({other['probability']:.0%}): "
-        + escape(", ".join(f"{c['label']} from {c['code']} to {c['wanted']}" for c in other["changes"]))
-        + "</li>"
-        for other in e["alternatives"]
-    )
-    agree = "agrees" if e["agrees_with_model"] else "does not agree"
-    return (
-        f"{picture}<p>The tree says <b>{escape(e['tree_class'])}</b> ({e['tree_probability']:.0%}) and {agree} with "
-        f"the model ({escape(explanation.prediction.label)}). Value of {escape(explanation.target.label)}: "
-        f"{explanation.bias:.3f} at the root, {explanation.target_value:.3f} at leaf {e['leaf']}.</p>"
-        f"<table><tr><th></th><th>rule</th><th>adds</th></tr>{steps}</table>"
-        f"{'<p>What would have to change:</p><ul>' + others + '</ul>' if others else ''}"
-    )
+        picture = _encode(raw.resize((raw.width * side, raw.height * side), 0))
+    return {
+        "picture": picture,
+        "says": e["tree_class"],
+        "probability": f"{e['tree_probability']:.0%}",
+        "agrees": "agrees" if e["agrees_with_model"] else "does not agree",
+        "model": explanation.prediction.label,
+        "target": explanation.target.label,
+        "root": f"{explanation.bias:.3f}",
+        "value": f"{explanation.target_value:.3f}",
+        "leaf": e["leaf"],
+        "steps": [(step["rule"], f"{step['contribution']:+.3f}") for step in e["path"]],
+        "others": [
+            {
+                "name": other["class"],
+                "probability": f"{other['probability']:.0%}",
+                "changes": ", ".join(f"{c['label']} from {c['code']} to {c['wanted']}" for c in other["changes"]),
+            }
+            for other in e["alternatives"]
+        ],
+    }
 
 
 def _in_order(tree: Any) -> list[int]:

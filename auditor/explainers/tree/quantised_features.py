@@ -158,16 +158,16 @@ class Backbone:
         return outputs[0]
 
     def pool(self, z: Tensor) -> Tensor:
-        """Return activations as rows of inputs."""
+        """Return activations as rows of inputs, in single precision on the CPU: F and the tree are there."""
         p = self.layout.to_positions(z)
-        return p.flatten(1) if self.is_flat else p.mean(-1)
+        return (p.flatten(1) if self.is_flat else p.mean(-1)).float().cpu()
 
     def maps(self, z: Tensor, weights: Tensor) -> Tensor:
         """Return where each of some linear features of the inputs gets its value, (batch, features, positions).
 
         ``weights`` is (features, n_inputs); summed over positions a map is ``weights @ inputs``.
         """
-        p = self.layout.to_positions(z)
+        p = self.layout.to_positions(z).float().cpu()
         if self.is_flat:
             w = weights.reshape(len(weights), p.shape[1], p.shape[2])
             return torch.einsum("fcp,bcp->bfp", w, p)

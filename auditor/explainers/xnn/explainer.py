@@ -1,7 +1,8 @@
 """Explanation heads of a classifier (kind ``xnn``): a few x-features whose weighted sum is the logit of a class.
 
 [XNN]. Losses: `auditor.kernels.networks.reconstruction_losses`; training: `auditor.explainers.xnn.head_objective`;
-heatmap of an x-feature: contrastive excitation backprop from its neuron to the pixels.
+heatmap of an x-feature: contrastive excitation backprop from its neuron to the pixels, on photos to
+a layer with cells of 16 pixels (`auditor.explainers.xnn.heat_layer`).
 
     logit = c + sum_i v_i E_i + residual
 """
@@ -22,9 +23,9 @@ from pydantic import Field
 from torch import Tensor
 
 from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
-from auditor.data.source import Data
+from auditor.data.source import Data, open_data
 from auditor.errors import DataError, LayerError, ModelError, OptionError
-from auditor.explainers.base import Explainer, ExplainerConfig, Reads
+from auditor.explainers.base import Explainer, ExplainerConfig, HoldOutConfig, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.layer_activations import harvest
@@ -35,6 +36,7 @@ from auditor.explainers.xnn.head_layer import head_layer
 from auditor.explainers.xnn.head_objective import SraeConfig, examples_at_once
 from auditor.explainers.xnn.head_training import Trained, check_classes, check_size, fit_heads
 from auditor.explainers.xnn.heads import XHeads
+from auditor.explainers.xnn.heat_layer import PIXELS, heat_layer
 from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over, with_heads
 from auditor.network.aten_graph import graph_of
 from auditor.progress import Progress, silent
@@ -46,7 +48,7 @@ log = logging.getLogger(__name__)
 ENGINES = 64  # heads whose heatmap engines are kept per subject
 
 
-class XnnConfig(ExplainerConfig):
+class XnnConfig(HoldOutConfig):
     """Options of kind ``xnn``."""
 
     n: int = Field(default=5, ge=1, le=256, description="x-features per class.")
@@ -80,7 +82,10 @@ class XnnConfig(ExplainerConfig):
         ge=2,
         description="Each n-th image is held out, in turn for the metrics and to choose the best epoch.",
     )
-    heatmap_layer: str | None = Field(default=None, description="Where heatmaps stop; default: the pixels.")
+    heatmap_layer: str | None = Field(
+        default=None,
+        description="Where heatmaps stop; input: the pixels. Default: cells of 16 pixels on photos, else the pixels.",
+    )
     checkpoint: str | None = Field(default=None, exclude=True, description="File to resume from after interruption.")
 
 
@@ -98,6 +103,7 @@ class XnnExplainer(Explainer):
     heads_: XHeads
     classes_: list[int]
     layout_: str
+    heat_layer_: str  # where heatmaps stop
     dead_: list[list[int]]  # dead x-features of every class
     remarks_: list[str]  # what the fit has to say of its images
 
@@ -105,16 +111,18 @@ class XnnExplainer(Explainer):
         super().__init__(config, **options)
         self._engines: WeakKeyDictionary[Subject, dict[int, ExcitationBackprop]] = WeakKeyDictionary()
 
-    def fit(self, subject: Subject, data: Data, progress: Progress = silent) -> XnnExplainer:
+    def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> XnnExplainer:
         """Harvest the layer once and train the heads of all asked classes on it."""
         cfg: XnnConfig = self.config
+        data = open_data(data)
         if cfg.cells is not None and math.isqrt(cfg.cells) ** 2 != cfg.cells:
             raise OptionError(f"xnn: cells must be a square number such as 1, 4 or 9, got {cfg.cells}.")
         layer = head_layer(subject, cfg.layer)
         layout = subject.layout(layer)
         classes = self._requested_classes(subject)
         drawn = data.spaced(cfg.max_images, cfg.seed)
-        examples = read_examples(subject, data.only(drawn), layer, layout, cfg, progress)
+        read = data.only(drawn)
+        examples = read_examples(subject, read, layer, layout, cfg, progress)
         _refuse_logits(examples, layer, subject)
         self.classes_ = self._present(subject, examples, classes)
         if cfg.targets == "all":
@@ -136,13 +144,14 @@ class XnnExplainer(Explainer):
             progress=progress,
         )
         self.heads_, self.layout_ = heads, layout.name
+        self.heat_layer_ = cfg.heatmap_layer or heat_layer(subject, layer)
         self._engines.clear()
         self.dead_ = [row.nonzero().flatten().tolist() for row in trained.dead]
         self.metrics = measure(trained, examples, self.classes_)
         self.remarks_ = remarks(self.metrics, examples, self.classes_)
         if any(self.dead_):
             log.warning("xnn: %d of %d x-features are dead", int(trained.dead.sum()), trained.dead.numel())
-        self.record_fit(subject, data, layer, examples.parts.among(drawn))
+        self.record_fit(subject, data, layer, examples.parts, read)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
@@ -155,13 +164,19 @@ class XnnExplainer(Explainer):
         return self.heads_.n_features
 
     def reads(self) -> Reads:
-        """Return the one layer that the heads read."""
+        """Return the layer that the heads read, and the one where heatmaps stop by default."""
         assert self.layer_ is not None
-        return Reads((self.layer_,))
+        chosen = self.config.heatmap_layer is None and self.heat_layer_ not in (PIXELS, self.layer_)
+        return Reads((self.layer_, self.heat_layer_) if chosen else (self.layer_,))
 
     def remarks(self) -> list[str]:
         """Return which heads had no images, and what is missing where heads are not faithful."""
         return self.remarks_
+
+    @property
+    def concepts_are_of_class(self) -> bool:
+        """Each class has a head of its own, and x-feature 1 of one is not that of another."""
+        return True
 
     def explainable_classes(self) -> list[int]:
         """Return the classes that have a head."""
@@ -194,7 +209,13 @@ class XnnExplainer(Explainer):
         assert self.layer_ is not None
         z = activations[self.layer_]
         return self.explain_activations(
-            subject, images, logits, z, self.targets_for(subject, logits, targets), heatmaps
+            subject,
+            images,
+            logits,
+            z,
+            self.targets_for(subject, logits, targets),
+            heatmaps,
+            activations.get(self.heat_layer_),
         )
 
     def features(self, z: Tensor, rows: Sequence[int]) -> Tensor:
@@ -202,19 +223,26 @@ class XnnExplainer(Explainer):
         with torch.no_grad():
             return self.heads_.encode_each(channels_first(z, self.layout_).float().cpu(), rows)
 
-    def heatmaps(self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None) -> Heatmaps:
-        """Return the heatmaps of all x-features of one class on pixels ``x``."""
+    def heatmaps(
+        self, subject: Subject, x: Tensor, target: int, z: Tensor | None = None, at_stop: Tensor | None = None
+    ) -> Heatmaps:
+        """Return the heatmaps of all x-features of one class on pixels ``x``.
+
+        ``z`` and ``at_stop`` are what a pass over them gave for the heads' layer and for the one where heatmaps stop.
+        """
         assert self.layer_ is not None
         engine = self._engine(subject, self._row(subject, target))
-        stop = self.config.heatmap_layer or "input"
-        neurons = list(range(self.heads_.n_features))
+        stop, neurons = self.heat_layer_, list(range(self.heads_.n_features))
         inputs = subject.normalise(x)
+        if at_stop is not None and not engine.knows_from(stop):
+            at_stop = None
         if self.layout_ == "vector":
-            return engine.maps(inputs, neurons, stop=stop)
+            return engine.maps(inputs, neurons, stop=stop, at_stop=at_stop)
         if z is None:
             with torch.no_grad():
                 z = subject.activations(x, [self.layer_])[self.layer_]
-        return engine.maps(inputs, neurons, stop=stop, mass=self._cell_mass(z, self._row(subject, target)))
+        mass = self._cell_mass(z, self._row(subject, target))
+        return engine.maps(inputs, neurons, stop=stop, mass=mass, at_stop=at_stop)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all weights of the heads."""
@@ -232,6 +260,7 @@ class XnnExplainer(Explainer):
             "activation": h.activation,
             "signed_output": h.signed_output,
             "remarks": self.remarks_,
+            "heat_layer": self.heat_layer_,
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
@@ -239,6 +268,8 @@ class XnnExplainer(Explainer):
         self.classes_ = [int(k) for k in state["classes"]]
         self.layout_, self.dead_ = str(state["layout"]), state["dead"]
         self.remarks_ = [str(remark) for remark in state.get("remarks", [])]
+        # heads of earlier releases go to the pixels
+        self.heat_layer_ = str(state.get("heat_layer") or self.config.heatmap_layer or PIXELS)
         widths = [tensors[f"encoder_w.{i}"].shape for i in range(sum(k.startswith("encoder_w.") for k in tensors))]
         self.heads_ = XHeads(
             len(self.classes_),
@@ -287,7 +318,14 @@ class XnnExplainer(Explainer):
         return self.classes_.index(k)
 
     def explain_activations(
-        self, subject: Subject, x: Tensor, logits: Tensor, z: Tensor, targets: list[int], heatmaps: bool = True
+        self,
+        subject: Subject,
+        x: Tensor,
+        logits: Tensor,
+        z: Tensor,
+        targets: list[int],
+        heatmaps: bool = True,
+        at_stop: Tensor | None = None,
     ) -> list[Explanation]:
         """Explain from the layer's activations ``z``; only the heads of the targets are computed."""
         rows = [self._row(subject, k) for k in targets]
@@ -298,7 +336,8 @@ class XnnExplainer(Explainer):
             sums: list[float] = (biases + parts.sum(1)).tolist()
         activations, contributions, bias = features.mean(-1).tolist(), parts.tolist(), biases.tolist()
         predictions, target_scores = class_scores(logits, subject, targets)
-        pictures = self._pictures(subject, x, z, targets) if heatmaps else dict.fromkeys(targets, (None, "", []))
+        nothing: dict[int, tuple[Heatmaps | None, str, list[int]]] = dict.fromkeys(targets, (None, "", []))
+        pictures = self._pictures(subject, x, z, targets, at_stop) if heatmaps else nothing
         explanations = []
         for i, (k, row) in enumerate(zip(targets, rows, strict=True)):
             ybar = sums[i]
@@ -344,13 +383,13 @@ class XnnExplainer(Explainer):
         return "inactive: the map shows potential, not evidence" if bool(maps.inactive[image, feature]) else ""
 
     def _pictures(
-        self, subject: Subject, x: Tensor, z: Tensor, targets: list[int]
+        self, subject: Subject, x: Tensor, z: Tensor, targets: list[int], at_stop: Tensor | None
     ) -> dict[int, tuple[Heatmaps | None, str, list[int]]]:
         pictures: dict[int, tuple[Heatmaps | None, str, list[int]]] = {}
         for k in dict.fromkeys(targets):
             rows = [i for i, t in enumerate(targets) if t == k]
             try:
-                maps = self.heatmaps(subject, x[rows], k, z[rows])
+                maps = self.heatmaps(subject, x[rows], k, z[rows], None if at_stop is None else at_stop[rows])
                 pictures[k] = (maps, "", rows)
             except (LayerError, ModelError) as err:  # numbers stand without pictures
                 log.warning("xnn: no heatmaps: %s", err)
@@ -362,7 +401,7 @@ class XnnExplainer(Explainer):
         if row not in engines:
             p = subject.preprocessing
             floor = [-m / s for m, s in zip(p.mean, p.std, strict=True)]
-            head: Any = self.heads_.encoder_of(row, self.layout_)
+            head: Any = self.heads_.encoder_of(row, self.layout_).to(subject.device, subject.dtype)
             traced = next((e.head for e in engines.values() if e.head is not None), None)
             if len(engines) >= ENGINES:
                 engines.pop(next(iter(engines)))

@@ -10,15 +10,16 @@ from torch import Tensor
 
 from auditor.explainers.xnn.examples import Examples
 from auditor.explainers.xnn.head_objective import class_generator
-from auditor.explainers.xnn.head_start import AT_IMAGES, slopes
+from auditor.explainers.xnn.head_start import AT_IMAGES, affine_slopes, slopes
 from auditor.explainers.xnn.heads import ChannelsFirst, XHeads
-from auditor.network.above_layer import above_layer_of, prepare_above_layer, values_from
+from auditor.network.above_layer import is_affine, prepare_above_layer, values_from
 from auditor.subject.subject import Subject
 
 if TYPE_CHECKING:
     from auditor.explainers.xnn.explainer import XnnConfig
 
 WEIGHTS = 100_000_000  # weights of all heads together: 400 MB, which hidden layers may fill
+MANY = 50  # classes whose slopes are worth a graph of the part above the layer
 CELLS = 4  # of an x-feature where positions matter to the network
 
 
@@ -28,11 +29,13 @@ def make_heads(
     """Make untrained heads that fit the layer, and the slopes to start from where they have no hidden layers."""
     dims = examples.Z.shape[1]
     spatial = subject.layout(layer).n_positions > 1
-    above = prepare_above_layer(subject, layer)
+    Z = native(subject, layer, examples.Z[:2].float())
+    if not subject.one_image_is_enough(layer, Z):  # else passes from the layer up are cheap without a graph
+        prepare_above_layer(subject, layer)
+    affine = is_affine(values_from(subject, layer), Z)
     hidden = cfg.hidden
     if hidden is None:
-        direct = spatial or (above is not None and above.is_affine)
-        hidden = [] if direct else hidden_widths(dims, len(classes))
+        hidden = [] if spatial or affine else hidden_widths(dims, len(classes))
     options: dict[str, Any] = {
         "activation": cfg.activation,
         "cells": (cfg.cells or default_cells(subject, examples, layer)) if spatial else 1,
@@ -44,7 +47,7 @@ def make_heads(
         heads.replace([i], XHeads(1, dims, hidden, cfg.n, **options, generator=class_generator(cfg.seed, k)))
     if hidden or cfg.start == "random" or cfg.activation != "relu" or cfg.variant == "cae":
         return heads, None
-    return heads, logit_slopes(subject, examples, classes, layer)
+    return heads, logit_slopes(subject, examples, classes, layer, affine)
 
 
 def default_cells(subject: Subject, examples: Examples, layer: str) -> int:
@@ -69,15 +72,22 @@ def hidden_widths(dims: int, n_classes: int) -> list[int]:
     return [wide, min(narrow, wide)] if wide >= 16 else []
 
 
-def logit_slopes(subject: Subject, examples: Examples, classes: Sequence[int], layer: str) -> Tensor:
-    """Return the slope of each class's logit by every dimension, (classes, dims), at images where it is largest."""
-    learn = examples.parts.learn.nonzero().flatten()
-    above = above_layer_of(subject, layer)
-    n = 1 if above is not None and above.is_affine else AT_IMAGES
-    best = examples.logits[learn][:, list(classes)].topk(min(n, len(learn)), 0).indices.T
-    Z = (native(subject, layer, examples.Z[learn[rows]]) for rows in best)
-    gradients = slopes(values_from(subject, layer), Z, classes).float().cpu()
-    moved = channels_first(gradients, subject.layout(layer).name)
+def logit_slopes(
+    subject: Subject, examples: Examples, classes: Sequence[int], layer: str, affine: bool = False
+) -> Tensor:
+    """Return the slope of each class's logit by every dimension, (classes, dims), at images where it is largest.
+
+    Where logits are affine in the layer slopes are the same everywhere, and one activation has them all.
+    """
+    if not affine and len(classes) > MANY:
+        prepare_above_layer(subject, layer)
+    learn, logits_of = examples.parts.learn.nonzero().flatten(), values_from(subject, layer)
+    if affine:
+        gradients = affine_slopes(logits_of, native(subject, layer, examples.Z[learn[:1]]), classes)
+    else:
+        best = examples.logits[learn][:, list(classes)].topk(min(AT_IMAGES, len(learn)), 0).indices.T
+        gradients = slopes(logits_of, (native(subject, layer, examples.Z[learn[rows]]) for rows in best), classes)
+    moved = channels_first(gradients.float().cpu(), subject.layout(layer).name)
     return moved.flatten(2).sum(2) if moved.dim() > 2 else moved
 
 

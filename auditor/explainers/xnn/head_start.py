@@ -40,6 +40,18 @@ def slopes(logits_of: Callable[[Tensor], Tensor], Z: Iterable[Tensor], classes: 
     return torch.stack(gradients)
 
 
+def affine_slopes(
+    logits_of: Callable[[Tensor], Tensor], z: Tensor, classes: Sequence[int], at_once: int = 64
+) -> Tensor:
+    """Return the gradient of each class's logit by the layer at one activation ``z``, several classes in a pass."""
+    gradients: list[Tensor] = []
+    for some in torch.split(torch.tensor(list(classes), device=z.device), at_once):
+        with torch.enable_grad():
+            leaf = z.detach().repeat(len(some), *[1] * (z.ndim - 1)).requires_grad_(True)
+            gradients += torch.autograd.grad(logits_of(leaf).gather(1, some[:, None]).sum(), leaf)
+    return torch.cat(gradients)
+
+
 def start_at_slopes(heads: XHeads, problem: Problem, slope: Tensor, seed: int) -> None:
     """Set heads without hidden layers to the slopes (classes, dims) of their logits by the raw dimensions."""
     assert len(heads.encoder_w) == 1

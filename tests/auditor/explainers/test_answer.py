@@ -134,6 +134,17 @@ def test_one_image_that_breaks_an_explainer_hurts_no_other(digits, concepts, ima
     assert [isinstance(r, RuntimeError) for r in results] == [i == 2 for i in range(7)]
 
 
+def test_a_kind_that_loses_an_image_hurts_only_those_who_asked_it(digits, concepts, heads, images, monkeypatch):
+    monkeypatch.setattr(heads, "explain_from", lambda *args, **options: [])
+    model = ExplainedModel.of(digits, {"concepts": concepts, "heads": heads})
+    names = [["concepts"], ["heads"], ["concepts"]]
+    results = answer(
+        model, [Question.of(model, x, AnswerOptions(**OFF, explainers=n)) for x, n in zip(images, names, strict=False)]
+    )
+    assert [isinstance(r, RuntimeError) for r in results] == [False, True, False]
+    assert "kind xnn: explain_from gave 0 explanations for 1 images" in str(results[1])
+
+
 class Searching:
     """An explainer that searches: it keeps the options and the sizes of its calls."""
 
@@ -141,7 +152,7 @@ class Searching:
     target_value_of = "logit"
 
     def __init__(self, timeout_s):
-        self.config = AnswerOptions(timeout_s=timeout_s)
+        self.search_s, self.config = timeout_s, AnswerOptions()
         self.calls = []
 
     def reads(self):
@@ -218,5 +229,5 @@ def test_what_an_audit_measures_is_part_of_the_answer(digits, explainers, images
             assert [c.contribution for c in explanation.concepts] == pytest.approx(
                 [c.contribution for c in same.concepts], rel=1e-5, abs=1e-6
             )  # float32 sums of a batch come in another order
-        with pytest.raises(TamperError, match="was fitted to a model with other weights"):
+        with pytest.raises(TamperError, match="was made for a model with other weights"):
             explanations_of(explainer, tiny, torch.rand(1, 1, 13, 17), [None])

@@ -78,7 +78,7 @@ def test_a_resealed_manifest_is_caught_by_the_digest(folder):
 
 
 def test_unfinished_newer_and_unknown_are_refused(folder, tmp_path):
-    with pytest.raises(TamperError, match="fitted to a model with other weights"):
+    with pytest.raises(TamperError, match="made for a model with other weights"):
         read_artifact(folder, identity=replace(MODEL, weights="t" * 64))
     manifest = json.loads((folder / MANIFEST).read_bytes())
     (folder / MANIFEST).write_bytes(seal({**manifest, "schema_version": 3}))
@@ -210,12 +210,18 @@ def test_a_module_in_memory_has_no_graph_to_compare(folder):
 def test_a_digest_of_the_first_release_compares_weights_only(tmp_path):
     write_artifact(tmp_path / "a", {"kind": "nmf", "subject_digest": "w" * 64}, {"w": torch.zeros(1)})
     read_artifact(tmp_path / "a", identity=replace(MODEL, graph="other"))
-    with pytest.raises(TamperError, match="was fitted to a model with digest wwww"):
+    with pytest.raises(TamperError, match="was made for a model with digest wwww"):
         read_artifact(tmp_path / "a", identity=replace(MODEL, weights="v" * 64))
 
 
 def test_a_manifest_whose_parts_are_not_of_its_digest_is_refused(tmp_path):
     document = {"kind": "nmf", "subject_digest": "0" * 64, "subject": MODEL.to_json()}
     write_artifact(tmp_path / "a", document, {"w": torch.zeros(1)})
-    with pytest.raises(TamperError, match="fitted to a model with digest 0000"):
+    with pytest.raises(TamperError, match="made for a model with digest 0000"):
         read_artifact(tmp_path / "a", identity=MODEL)
+
+
+def test_folders_above_the_artifact_are_made(tmp_path):
+    folder = tmp_path / "a" / "b" / "c"
+    write_artifact(folder, DOCUMENT, {"x": torch.zeros(2)})
+    assert read_artifact(folder).tensors["x"].tolist() == [0, 0]

@@ -31,10 +31,10 @@ def test_page_shows_every_concept_by_name(kind, subject, data, tmp_path):
     fitted = auditor.fit(kind, subject, data, layer="1", rank=3, max_iter=30)
     fitted.rename(1, "upper <loop>")
     text = fitted.write_page(subject, tmp_path / "page.html").read_text()
-    assert all(f"id='concept-{k}'" in text for k in range(3))
+    assert all(f'id="concept-{k}"' in text for k in range(3))
     assert "upper &lt;loop&gt;" in text
     assert "<loop>" not in text
-    assert "src='data:image/png;base64," in text
+    assert 'src="data:image/png;base64,' in text
     assert not re.search(r"(src|href)=['\"]?http", text)
     assert ("Neighbours in the latent space" in text) == (kind == "coupled")
     with Image.open(fitted.write_page(subject, tmp_path / "page.png")) as picture:
@@ -63,8 +63,8 @@ def test_concepts_of_a_group_stand_under_one_heading(concepts, trained, tmp_path
     explainer = copy.copy(concepts)
     explainer.groups_ = [[0, 3], [1], [2], [4], [5]]
     page = ConceptPage(explainer, trained[0]).html()
-    assert page.count("<h2 class='group'>") == 1
-    at = [page.index(f"id='concept-{k}'") for k in (0, 3, 1, 2, 4, 5)]
+    assert page.count('<h2 class="group">') == 1
+    at = [page.index(f'id="concept-{k}"') for k in (0, 3, 1, 2, 4, 5)]
     assert page.index("Group 0: concepts 0, 3 fire together in the same places") < at[0]
     assert at == sorted(at)
     ConceptPage(explainer, trained[0]).sheet()

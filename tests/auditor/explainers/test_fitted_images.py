@@ -46,12 +46,24 @@ def test_rows_drawn_from_more_keep_their_roles(seed):
     assert same(wide.first(17), wide.rows(slice(0, 17)))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_record_of_what_was_read_becomes_one_of_the_whole_source(seed):
+    rows = np.sort(np.random.default_rng(seed).permutation(41)[:17])
+    parts = random_record(13, seed)  # the last four of these rows were not read
+    wide = parts.within(rows, 41)
+    assert wide.counts == parts.counts
+    for i, row in enumerate(rows[:13]):
+        for role in ("learn", "choose", "report"):
+            assert getattr(wide, role)[row] == getattr(parts, role)[i]
+
+
 def test_held_out_is_all_that_was_neither_learned_from_nor_chosen_on():
     parts = FittedImages.of_rows(6, learn=torch.tensor([0, 1]), choose=torch.tensor([1, 2]), report=torch.tensor([3]))
-    assert parts.held_out(8).tolist() == [False, False, False, True, True, True, True, True]
+    assert parts.held_out_in_order(8).tolist() == [False, False, False, True, True, True, True, True]
+    assert parts.held_out(np.array([5, 1, 3])).tolist() == [True, False, True]
     assert parts.used.tolist() == [True, True, True, False, False, False]
     with pytest.raises(DataError, match="could read 6 images of this data and 5 can be read now"):
-        parts.held_out(5)
+        parts.held_out_in_order(5)
 
 
 def test_a_row_to_report_on_has_no_other_role():
@@ -182,7 +194,7 @@ def test_only_the_images_that_are_recorded_as_used_move_an_explainer(kind, small
 
     first = fitted("first", np.zeros(200, bool))
     record = first.fitted_images
-    free = record.held_out(200).numpy()
+    free = record.held_out(np.arange(200)).numpy()
     assert 0 < free.sum() < 200
     assert not differs(learned_state(first), learned_state(fitted("free", free)))
     used = np.zeros(200, bool)

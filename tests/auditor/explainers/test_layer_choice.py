@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from auditor import Subject, fit, open_data
+from auditor.explainers.contributions import contributions
 from auditor.explainers.layer_choice import (
     MeasuredLayer,
     best_layer,
@@ -17,6 +18,8 @@ from auditor.explainers.layer_choice import (
     random_images,
     some_images,
 )
+from auditor.kernels.factorization.projection import prepare, project_images
+from auditor.network.above_layer import prepare_above_layer
 from tests.auditor.explainers.nmf import photo_like
 
 
@@ -94,3 +97,40 @@ def test_the_same_images_give_the_same_choice_and_leave_no_hook(tmp_path):
     assert first == second
     assert not any(m._forward_hooks for m in subject.module.modules())
     assert random_images(subject).shape == (16, 1, 20, 20)
+
+
+FAMILIES = ("resnet18", "mobilenet_v3_small", "densenet121", "regnet_y_400mf", "shufflenet_v2_x0_5", "vgg11_bn")
+FAMILIES += ("efficientnet_b0", "convnext_tiny", "mnasnet0_5", "squeezenet1_1", "mobilenet_v2", "alexnet")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_layer_of_every_family_computes_something_and_its_path_starts_there(name):
+    """The convolution that reads the pixels runs once for the images and never again for a path integral."""
+    import torchvision
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = getattr(torchvision.models, name)(weights=None).eval()
+    subject = Subject(net, input_shape=(3, 96, 96))
+    x = random_images(subject)[:4]
+    measured = measure_layers(subject, x)
+    chosen = best_layer(measured)
+    assert len(measured) > 1
+    assert not any(m.layer.is_passive for m in measured)
+    assert not subject.layer(subject.default_layer()).is_passive
+    prepare_above_layer(subject, chosen)
+    z = subject.activations(x, [chosen])[chosen]
+    layout = subject.layout(chosen)
+    first = next(m for m in net.modules() if isinstance(m, nn.Conv2d))
+    calls = []
+    handle = first.register_forward_hook(lambda *_: calls.append(1))
+    with torch.no_grad():
+        logits = subject.logits(x)
+        W = torch.rand(layout.channels, 3, generator=torch.Generator().manual_seed(0))
+        S = project_images(layout.to_positions(z), prepare(W))
+    parts = contributions(subject, chosen, layout, z, logits, W, S, logits.argmax(1).tolist())
+    handle.remove()
+    assert len(calls) == 1
+    whole = parts.bias + parts.contributions.sum(1) + parts.residual
+    torch.testing.assert_close(whole, logits.amax(1).double(), rtol=1e-4, atol=1e-4)

@@ -79,7 +79,7 @@ def test_blocks_errors_and_read_outs(fitted):
     assert fitted.metrics["relative_error/4"] < 0.9
     assert fitted.metrics["purity"] > 0.6  # three classes that look different
     assert all(fitted.metrics[f"cka_lambda/{f}"] > 0.95 for f in ("0.1", "0.01", "0.001"))
-    scores = fitted.tcav_[~fitted.tcav_.isnan()]
+    scores = fitted.sensitivity_[~fitted.sensitivity_.isnan()]
     assert scores.min() >= 0
     assert scores.max() <= 1
     assert fitted.latent_image(0).shape == (2, 13, 9)
@@ -131,7 +131,7 @@ def test_numbers_beyond_the_models_classes_are_labels_of_their_own(subject, tmp_
     probe = CoupledExplainer(**options).fit(subject, open_data(tmp_path / "probe.npz"))
     assert probe.label_names_ == tuple("0123456")
     assert probe.class_score_.shape == (2, 7)
-    assert probe.tcav_.shape == (2, 3)
+    assert probe.sensitivity_.shape == (2, 3)
     probe.save(tmp_path / "artifact")
     again = Explainer.load(tmp_path / "artifact", subject)
     assert again.label_names_ == probe.label_names_

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from auditor.explainers.coupled.latent_space import (
-    Tcav,
+    ConceptSensitivity,
     class_scores_of,
     distinctness,
     mask_of,
@@ -99,10 +99,10 @@ def test_neighbours_are_the_largest_cosines(skip):
     assert len(neighbours(f, F, n=30, skip=skip).index) == (9 if skip is None else 8)
 
 
-def test_tcav_of_a_linear_head_is_the_sign_of_its_weights():
+def test_sensitivity_of_a_linear_head_is_the_sign_of_its_weights():
     head = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(12, 2))
     subject = Subject(head, input_shape=(1, 3, 4))
     directions = torch.eye(12)[:, :3]
-    tcav = Tcav(directions, 2)
+    tcav = ConceptSensitivity(directions, 2)
     tcav.add(subject, "0", torch.rand(6, 1, 3, 4), torch.tensor([0, 1, 0, 1, -1, 0]))
     torch.testing.assert_close(tcav.scores(), (head[2].weight[:, :3].T > 0).float())

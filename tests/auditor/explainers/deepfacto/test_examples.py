@@ -31,7 +31,7 @@ def written(tmp_path, labels, n=None):
 
 
 def test_options_reach_the_training_under_their_names():
-    settings = config(beta=2.0, l1=0.3, train_batch=7, epochs=3, lr=0.5, trust=0.2, pooled=0.0).settings(11)
+    settings = config(beta=2.0, l1=0.3, train_batch=7, lr=0.5, trust=0.2, pooled=0.0).settings(11, 3)
     assert (settings.beta, settings.l1, settings.lr, settings.trust, settings.pooled) == (2.0, 0.3, 0.5, 0.2, 0.0)
     assert (settings.batch, settings.epochs, settings.seed) == (7, 3, 11)
     assert (settings.gamma, settings.anchor) == (config().gamma, config().anchor)
@@ -150,3 +150,12 @@ def test_activations_must_be_finite_and_not_negative():
     Z[1, 2, 3] = torch.inf
     with pytest.raises(NumericsError, match="layer 'relu' gives NaN or infinite values"):
         check_activations(Z, "relu")
+
+
+@pytest.mark.parametrize(
+    ("cost", "refits", "expected"), [(10**5, 1, 12), (10**8, 0, 10), (10**8, 1, 5), (10**11, 1, 2)]
+)
+def test_passes_left_open_are_what_the_operations_allow(cost, refits, expected):
+    """3e12 operations over three times the forward passes of 1,000 images, for the fit and every re-fit."""
+    assert config(refits=refits).passes(cost, 1000) == expected
+    assert config(refits=refits, epochs=7).passes(cost, 1000) == 7

@@ -10,7 +10,7 @@ from auditor import open_data
 from auditor.errors import OptionError
 from auditor.explainers.deepfacto.factor_admm import (
     FactorAdmm,
-    Settings,
+    FactorSettings,
     Task,
     activations_of,
     check_memory,
@@ -45,7 +45,7 @@ def test_training_moves_the_weights_and_not_the_model(small_run, tiny):
     cut, M, head, task = small_run
     before = {k: w.clone() for k, w in cut.weights.items()}
     original = tiny.module.conv.weight.clone()
-    done = train(cut, M, head, task, Settings(epochs=2, batch=16, dual_step=0.1), 1.0, lambda _: None)
+    done = train(cut, M, head, task, FactorSettings(epochs=2, batch=16, dual_step=0.1), 1.0, lambda _: None)
     assert done.status == "finished"
     assert set(before) == {"conv.weight", "conv.bias"}  # what the layer depends on, not the classifier above it
     assert not torch.equal(cut.weights["conv.weight"], before["conv.weight"])
@@ -57,7 +57,7 @@ def test_training_moves_the_weights_and_not_the_model(small_run, tiny):
 def test_a_training_that_only_harms_ends_with_the_start(small_run):
     cut, M, head, task = small_run
     before = {k: w.clone() for k, w in cut.weights.items()}
-    done = train(cut, M, head, task, Settings(epochs=3, batch=16, lr=30.0), 1.0, lambda _: None)
+    done = train(cut, M, head, task, FactorSettings(epochs=3, batch=16, lr=30.0), 1.0, lambda _: None)
     validation = done.valid[done.state.epoch]
     start = done.valid[0][0]
     enough = start - (start * (1 - start) / 5) ** 0.5  # five of the forty images validate
@@ -67,9 +67,16 @@ def test_a_training_that_only_harms_ends_with_the_start(small_run):
         assert all(torch.equal(w, before[k]) for k, w in cut.weights.items())
 
 
+def test_training_ends_when_nothing_gets_better(small_run):
+    cut, M, head, task = small_run
+    done = train(cut, M, head, task, FactorSettings(epochs=9, batch=16, lr=30.0, patience=2), 1.0, lambda _: None)
+    assert done.status == "finished"
+    assert len(done.history) == done.state.epoch + 2
+
+
 def test_a_misclassified_image_asks_for_more_than_a_correct_one(small_run):
     cut, M, head, task = small_run
-    run = FactorAdmm(cut, M, head, task, Settings(trust=0.2), 1.0)
+    run = FactorAdmm(cut, M, head, task, FactorSettings(trust=0.2), 1.0)
     rows = torch.arange(len(task.images))
     S = projected(run.Z0, M)
     h = torch.zeros(len(rows), 3)
@@ -91,7 +98,7 @@ def test_numbers_that_break_end_the_training_with_the_last_good_state(small_run,
 
     monkeypatch.setattr(FactorAdmm, "_visit", breaks)
     states = []
-    done = train(cut, M, head, task, Settings(epochs=5, batch=16), 1.0, states.append)
+    done = train(cut, M, head, task, FactorSettings(epochs=5, batch=16), 1.0, states.append)
     assert done.status.startswith("stopped after epoch 1")
     assert len(states) == 1
     assert done.state.epoch <= 1
@@ -123,7 +130,7 @@ def rms(x):
 def test_without_supervision_the_layer_is_drawn_into_what_the_factors_show(small_run):
     """One visit of all images: f is Z0, the scores stay, and Z lies between f and a little less of what M S misses."""
     cut, M, head, task = small_run
-    settings = Settings(
+    settings = FactorSettings(
         epochs=1, batch=40, supervision=0.0, beta=2.0, gamma=3.0, reconstruction=0.5, anchor=0.4, trust=0.3, lr=1e-12
     )
     f = activations_of(cut, task.images) / 1.7
@@ -143,7 +150,7 @@ def test_the_layer_follows_its_request_at_a_rate_that_falls_to_zero(small_run):
     cut, M, head, task = small_run
     before = {k: w.clone() for k, w in cut.weights.items()}
     moves = []
-    for state in FactorAdmm(cut, M, head, task, Settings(epochs=6, batch=40, lr=1e-3), 1.0):
+    for state in FactorAdmm(cut, M, head, task, FactorSettings(epochs=6, batch=40, lr=1e-3), 1.0):
         moves.append(max(float((w - before[k]).abs().max()) for k, w in state.weights.items()))
         before = state.weights
     # Adam's first step is lr itself; one step per pass, and the cosine is at its last sixth at the end
@@ -153,26 +160,28 @@ def test_the_layer_follows_its_request_at_a_rate_that_falls_to_zero(small_run):
 
 def test_scores_that_are_asked_for_lower_the_loss(small_run):
     cut, M, head, task = small_run
-    losses = [s.loss for s in FactorAdmm(cut, M, head, task, Settings(epochs=15, batch=20, lr=5e-3), 1.0)]
+    losses = [s.loss for s in FactorAdmm(cut, M, head, task, FactorSettings(epochs=15, batch=20, lr=5e-3), 1.0)]
     assert losses[-1] < losses[0]
 
 
 def test_the_second_head_is_on_means_and_only_where_there_are_cells(small_run):
     cut, M, head, task = small_run
-    assert FactorAdmm(cut, M, head, task, Settings(), 1.0).pooled_head is None  # one cell: the same head twice
+    assert FactorAdmm(cut, M, head, task, FactorSettings(), 1.0).pooled_head is None  # one cell: the same head twice
     positions = head.pool.shape[0]
     pool = torch.zeros(positions, 2)
     pool[: positions // 2, 0] = pool[positions // 2 :, 1] = 2 / positions
     halves = LinearHead(torch.zeros(3, 2, 2), torch.zeros(3), pool)
-    second = FactorAdmm(cut, M, halves, task, Settings(), 1.0).pooled_head
+    second = FactorAdmm(cut, M, halves, task, FactorSettings(), 1.0).pooled_head
     torch.testing.assert_close(second.pool, torch.full((positions, 1), 1 / positions))
-    assert FactorAdmm(cut, M, halves, task, Settings(pooled=0.0), 1.0).pooled_head is None
+    assert FactorAdmm(cut, M, halves, task, FactorSettings(pooled=0.0), 1.0).pooled_head is None
 
 
 def test_duals_exist_only_where_they_step(small_run):
     cut, M, head, task = small_run
-    assert FactorAdmm(cut, M, head, task, Settings(dual_step=0.0), 1.0).U is None
-    run = FactorAdmm(cut, M, head, task, Settings(dual_step=0.3, epochs=1, batch=40, lr=1e-12, supervision=0.0), 1.0)
+    assert FactorAdmm(cut, M, head, task, FactorSettings(dual_step=0.0), 1.0).U is None
+    run = FactorAdmm(
+        cut, M, head, task, FactorSettings(dual_step=0.3, epochs=1, batch=40, lr=1e-12, supervision=0.0), 1.0
+    )
     assert float(run.U.abs().max()) == 0
     S = projected(run.Z0, M)
     s = run.settings
@@ -234,7 +243,7 @@ def test_a_dead_score_weighs_nothing():
 
 def test_validation_is_accuracy_and_cross_entropy_of_known_labels(small_run):
     cut, M, head, task = small_run
-    state = FactorAdmm(cut, M, head, task, Settings(), 1.0).state()
+    state = FactorAdmm(cut, M, head, task, FactorSettings(), 1.0).state()
     some = Task(task.images, torch.where(torch.arange(40) % 4 == 0, -1, task.labels), task.teacher)
     labelled = some.labels >= 0
     logits = state.head.logits(projected(activations_of(cut, task.images), M))[labelled]

@@ -9,7 +9,9 @@ from auditor import fit, open_data
 from auditor.errors import NumericsError, OptionError, WeakFitError
 from auditor.explainers.activation_store import ActivationStore
 from auditor.explainers.base import Explainer
-from auditor.explainers.nmf.class_fit import ClassFit
+from auditor.explainers.nmf.class_bases import ClassBases
+from auditor.explainers.nmf.class_fit import ClassFit, sizes_of
+from auditor.explainers.predicted_classes import PredictedClasses
 from tests.auditor.explainers.nmf.photo_like import N_CLASSES, images, subject, write
 
 
@@ -74,11 +76,16 @@ def test_scores_are_the_weighted_non_negative_projection(fitted, model, some):
         np.testing.assert_allclose(S[:, p], want, atol=1e-4)
 
 
-def test_a_batch_equals_its_images_and_the_stand_in_is_the_reconstruction(fitted, model, some):
+def test_a_batch_equals_its_images_and_contributions_are_of_the_reconstruction(fitted, model, some):
     x, _ = some
     whole = fitted.explain(model, x)
-    hat = fitted.stand_in(model, x)
+    targets, layout = [e.target.index for e in whole], model.layout(fitted.layer_)
+    with torch.no_grad():
+        z = model.activations(x, [fitted.layer_])[fitted.layer_]
+        hat = model.forward_from(fitted.layer_, fitted.reconstructed(layout, z, targets))
+        together = fitted.stand_in(model, x)
     for i in range(len(x)):
+        torch.testing.assert_close(fitted.stand_in(model, x[i : i + 1])[0], together[i], rtol=1e-4, atol=1e-4)
         (one,) = fitted.explain(model, x[i : i + 1])
         a, b = ([c.contribution for c in e.concepts] for e in (one, whole[i]))
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
@@ -179,9 +186,36 @@ def test_the_head_decides_which_channels_count(bend):
         "features"
     ]
     with ActivationStore(9, 0) as store:
-        work = ClassFit(model, "features", model.layout("features"), store, {}, 0)
+        work = ClassFit(model, "features", model.layout("features"), store, {}, 0, lambda _: ())
         weights = work.sensitivity(z, 5)
         assert set(weights.topk(2).indices.tolist()) == {5, N_CLASSES + 5}
         assert float(weights.min()) == pytest.approx(0.1)
-        plain = ClassFit(model, "features", model.layout("features"), store, {}, 0, weighted=False)
+        plain = ClassFit(model, "features", model.layout("features"), store, {}, 0, lambda _: (), weighted=False)
         assert plain.sensitivity(z, 5).tolist() == [1.0] * (2 * N_CLASSES)
+
+
+def test_a_class_with_few_images_borrows_from_the_nearest_and_says_so(model, data):
+    """Where four images are asked for, two of class 5 get two more of the class that they resemble."""
+    x = torch.cat([b.images for b in data.batches(model)])
+    with torch.no_grad():
+        logits, taken = model.run(x, ["features"])
+    classes = logits.argmax(1)
+    learned = torch.ones(len(x), dtype=torch.bool)
+    learned[(classes == 5).nonzero()[2:, 0]] = False
+    predicted = PredictedClasses(model)
+    predicted.add(logits[:100], learned[:100])
+    predicted.add(logits[100:], learned[100:])
+    mean = logits[learned & (classes == 5)].mean(0)
+    mean[5] = -torch.inf
+    nearest = mean.argsort(descending=True).tolist()
+    assert predicted.nearest(5)[:3] == nearest[:3]
+    with ActivationStore(100, 0) as store:
+        rows = learned.nonzero()[:, 0].tolist()
+        store.put(rows, classes[rows].tolist(), taken["features"][rows])
+        work = ClassFit(model, "features", model.layout("features"), store, {}, 0, predicted.nearest, 4)
+        assert work.rows_of(3) == (store.rows_of(3), ())
+        assert work.rows_of(5) == (store.rows_of(5) + store.rows_of(nearest[0])[:2], (nearest[0],))
+        basis = work.bases(2, lambda *_: None)[5]
+    bases = ClassBases.of(1, 9, sizes_of({5: basis}, model, predicted.learned))
+    assert bases.for_class(5).words == f"concepts of kind 5 (only 2 images, and some of kind {nearest[0]})"
+    assert ClassBases.restore(bases.to_json(), 3).for_class(5) == bases.for_class(5)

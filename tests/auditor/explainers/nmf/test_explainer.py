@@ -158,7 +158,11 @@ def test_one_thing_that_needs_many_directions_is_not_split_into_as_many():
         ({"rank": 999}, OptionError, "rank must be at most 5"),
         ({"rank": 0}, OptionError, "rank must be at least 1"),
         ({"rank": "many"}, OptionError, "option 'rank"),
-        ({"nosuch": 1}, OptionError, "unknown option 'nosuch'; the options are bases, batch_size, class_images"),
+        (
+            {"nosuch": 1},
+            OptionError,
+            "unknown option 'nosuch'; the options are bases, batch_size, borrow, class_images",
+        ),
         ({"layer": "nosuch"}, LayerError, "no layer 'nosuch'"),
         ({"target": 9}, OptionError, "class index must be 0 to 2, got 9"),
         ({"seed": -1}, OptionError, "option 'seed'"),
@@ -170,7 +174,7 @@ def test_bad_options_are_said(tiny, tiny_npz, options, error, sentence):
 
 
 def test_an_explainer_does_not_explain_another_model(concepts, tiny, digits):
-    with pytest.raises(TamperError, match="was fitted to a model with other weights"):
+    with pytest.raises(TamperError, match="was made for a model with other weights"):
         concepts.explain(tiny, torch.rand(1, 1, 13, 17))
 
 

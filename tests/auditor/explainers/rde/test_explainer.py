@@ -17,7 +17,7 @@ import auditor
 from auditor import Subject
 from auditor.errors import AuditError, DataError, NumericsError, OptionError, TamperError
 from auditor.explainers.base import Explainer
-from auditor.explainers.rde.explainer import RdeExplainer
+from auditor.explainers.rde.explainer import Calibration, RdeExplainer
 from auditor.explainers.rde.relevance_map import multi_rate
 from auditor.perturbation.gaussian_moments import ClosedFormError
 
@@ -338,3 +338,14 @@ def test_at_the_command_line(cli: Any, tmp_path: Path) -> None:
         "fit", "rde", "models:/digits/1", "--data", "sklearn:digits", "--set", "rates=[0]"
     )
     cli("detach", "models:/digits/1", "suffices")
+
+
+@pytest.mark.parametrize("cost", [10**3, 10**7, 82 * 10**6, 10**9])
+def test_a_calibration_takes_what_the_operations_allow(cost):
+    allowed = Calibration.of(cost, 7, 12)
+    spent = cost * allowed.images * (allowed.steps * 7 * 12 + allowed.draws * 36)
+    least = cost * 6 * (4 * 7 * 12 + 8 * 36)
+    assert spent <= max(10**12, least)
+    assert 6 <= allowed.images <= 12
+    assert allowed.steps >= 4
+    assert allowed.draws >= 8

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from auditor.errors import DataError, NumericsError, ShapeError
-from auditor.explainers.tree.attribute_fidelity import f1, fidelity
+from auditor.explainers.tree.attribute_fidelity import accuracy, f1, fidelity
 from auditor.kernels.trees.code_counts import code_counts, code_counts_reference
 
 
@@ -36,6 +36,27 @@ def test_equals_brute_force(n, n_features, k, bits):
             result.per_attribute[list(result.attributes).index(a)]
         )
     np.testing.assert_array_equal(code_counts(codes, marks, 2**bits), code_counts_reference(codes, marks, 2**bits))
+
+
+@pytest.mark.parametrize(("n", "n_features", "k", "bits"), [(20, 5, 7, 2), (13, 17, 16, 4)])
+def test_by_accuracy_it_is_the_best_agreement(n, n_features, k, bits):
+    rng = np.random.default_rng(n)
+    codes = rng.integers(0, 2**bits, (n, n_features)).astype(np.uint8)
+    marks = rng.random((n, k)) < 0.3
+    marks[0], marks[1] = True, False  # every attribute varies
+    result = fidelity(codes, marks, bits, by="accuracy")
+    for a in range(k):
+        same = max(
+            max((said == marks[:, a]).mean(), (said != marks[:, a]).mean())
+            for i in range(n_features)
+            for said in [codes[:, i] == j for j in range(2**bits)]
+        )
+        assert result.per_attribute[a] == pytest.approx(same)
+        winner = (codes[:, result.best_feature[a]] == result.best_code[a]) == result.is_equal[a]
+        assert accuracy(marks[:, [a]], winner[:, None])[0] == pytest.approx(same)
+    share = marks.mean(0)
+    assert result.floor == pytest.approx(np.maximum(share, 1 - share).mean())
+    assert result.score >= result.floor  # a code that never occurs is a constant feature
 
 
 def test_known_f1():

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from auditor import Subject
-from auditor.explainers.tree.intersection_training import Examples, Recipe, _sparsity, train
+from auditor.explainers.tree.intersection_training import Recipe, TreeExamples, _sparsity, train
 from auditor.explainers.tree.quantised_features import Backbone, Representation
 from auditor.kernels.trees.tree import TreeLimits, fit_tree
 
@@ -16,7 +16,7 @@ def blobs(n, seed, k=4, size=12):
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(k, size, generator=torch.Generator().manual_seed(9)) * 1.5
     y = torch.randint(0, k, (n,), generator=g)
-    return Examples(centres[y] + torch.randn(n, size, generator=g) * 0.5, y)
+    return TreeExamples(centres[y] + torch.randn(n, size, generator=g) * 0.5, y)
 
 
 def plain_backbone(size=12, k=4):

@@ -84,13 +84,13 @@ def test_names_are_escaped_in_the_page(fitted):
 
 @pytest.mark.slow
 def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
-    from tests.service.browser import chromium
+    from tests.browser import chromium
 
     _, explainer, images, explanations = fitted
     path = write_tree_page(explainer, tmp_path / "t.html", explanations[0], images[0])
     n_leaves, n_steps = explainer.tree_.n_leaves, len(explanations[0].extra["path"])
     shown = "return [...document.querySelectorAll('svg .leaf')].filter(g => g.getBoundingClientRect().width).length"
-    width = "return Number(document.querySelector('.scroll svg').getAttribute('width'))"
+    width = "return Number(document.querySelector('.tree-view svg').getAttribute('width'))"
     with chromium() as browser:
         browser.look(1200, 900)
         browser.open(path.as_uri())
@@ -105,6 +105,16 @@ def test_the_page_folds_and_opens_in_a_browser(fitted, tmp_path):
         assert browser.script(shown) == 0
         browser.click("#fold")
         assert browser.script(width) == narrow
+        browser.script("document.querySelector('svg .node > .box').focus()")
+        browser.press("Enter")  # by keyboard as by mouse
+        assert (
+            browser.script("return document.querySelector('svg .node > .box').getAttribute('aria-expanded')") == "false"
+        )
+        for dark in (False, True):
+            for size in (1280, 360):
+                browser.look(size, 900, dark=dark)
+                assert browser.violations() == [], (dark, size)
+                assert browser.script("return document.documentElement.scrollWidth") <= size
         assert browser.messages() == []
 
 
@@ -180,14 +190,16 @@ def test_the_page_says_what_the_tree_says(fitted):
     text = html.unescape(tree_page(explainer, e, images[0]))
     assert f"<b>{e.extra['tree_class']}</b> ({e.extra['tree_probability']:.0%})" in text
     assert f"{e.bias:.3f} at the root, {e.target_value:.3f} at leaf {e.extra['leaf']}." in text
-    cells = [f"<td>{i + 1}</td><td>{s['rule']}</td><td>{s['contribution']:+.3f}</td>" for i, s in
-             enumerate(e.extra["path"])]  # fmt: skip
+    cells = [
+        f'<td>{i + 1}</td><td>{s["rule"]}</td><td class="num">{s["contribution"]:+.3f}</td>'
+        for i, s in enumerate(e.extra["path"])
+    ]
     assert "</tr><tr>".join(cells) in text
     for other in e.extra["alternatives"]:
         changes = ", ".join(f"{c['label']} from {c['code']} to {c['wanted']}" for c in other["changes"])
         assert f"<li>{other['class']} ({other['probability']:.0%}): {changes}</li>" in text
     for name, value in explainer.metrics.items():
-        assert f"<tr><th>{name}</th><td>{value:.4g}</td></tr>" in text
+        assert f'<tr><th scope="row">{name}</th><td class="num">{value:.4g}</td></tr>' in text
     assert 'alt="the image"' in text
     assert 'alt="the image"' not in tree_page(explainer, e)
 

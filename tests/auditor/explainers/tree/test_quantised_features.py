@@ -11,7 +11,7 @@ from torch import nn
 from auditor import Subject
 from auditor.errors import LayerError
 from auditor.explainers.tree import quantised_features
-from auditor.explainers.tree.intersection_training import Examples, Recipe, codes_of, train
+from auditor.explainers.tree.intersection_training import Recipe, TreeExamples, codes_of, train
 from auditor.explainers.tree.quantised_features import Backbone, Representation, SoftTree
 
 
@@ -19,7 +19,7 @@ def blobs(n, seed, k=4, size=12):
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(k, size, generator=torch.Generator().manual_seed(9)) * 1.5
     y = torch.randint(0, k, (n,), generator=g)
-    return Examples(centres[y] + torch.randn(n, size, generator=g) * 0.5, y)
+    return TreeExamples(centres[y] + torch.randn(n, size, generator=g) * 0.5, y)
 
 
 def plain_backbone(size=12, k=4):
@@ -61,7 +61,7 @@ def test_a_fine_tuned_backbone_moves_a_copy_and_never_the_model():
     g = torch.Generator().manual_seed(0)
     x, y = torch.rand(60, 1, 3, 4, generator=g), torch.randint(0, 2, (60,), generator=g)
     net = fresh(k=2, size=backbone.n_inputs)
-    list(train(net, backbone, Examples(x[:40], y[:40]), Examples(x[40:], y[40:]), Recipe(epochs=2)))
+    list(train(net, backbone, TreeExamples(x[:40], y[:40]), TreeExamples(x[40:], y[40:]), Recipe(epochs=2)))
     assert all(torch.equal(module.state_dict()[k], before[k]) for k in before)
     assert subject.digest == digest
     assert not torch.equal(backbone.state()["0.weight"], before["0.weight"])
