@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from auditor.auditing.cache import AuditCache
 from auditor.auditing.case import Case, Effort
-from auditor.auditing.checks import ALWAYS, check_only, checked
+from auditor.auditing.checks import ALWAYS, asked_for, checked
 from auditor.auditing.cost import Cost, Meter
 from auditor.auditing.data_quality import data_quality
 from auditor.auditing.deadline import Deadline
@@ -33,12 +33,12 @@ from auditor.auditing.performance import NAMES as PERFORMANCE
 from auditor.auditing.performance import performance
 from auditor.auditing.pictures import finding_pictures, pictures
 from auditor.auditing.shared_passes import SharedPasses
-from auditor.data.source import Data
+from auditor.data.source import Data, open_data
 from auditor.errors import TamperError
 from auditor.explainers.base import Explainer, _versions
 from auditor.explainers.manifest import seal, unseal
 from auditor.metrics.measure import Measure
-from auditor.progress import Progress, silent
+from auditor.progress import Progress, as_callback, silent
 from auditor.subject.subject import Subject
 
 SCHEMA_VERSION = 1
@@ -52,7 +52,7 @@ class AuditConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0, description="Seed of noise, shuffled weights and bootstrap.")
     images: int = Field(default=100, ge=20, description="Images on which explanations are measured.")
-    slow_images: int = Field(default=4, ge=2, description="The same for kinds that search per image (rde).")
+    slow_images: int = Field(default=4, ge=2, description="The same for kinds that search per image.")
     refits: int = Field(default=0, ge=0, le=10, description="Re-fits per explainer for basis_stability; 0: the fit's.")
     batch_size: int = Field(default=64, ge=1, description="Images per forward pass.")
     layers: bool = Field(default=True, description="Measure the model's layers too.")
@@ -60,7 +60,7 @@ class AuditConfig(BaseModel):
     reliance_images: int = Field(default=400, ge=20, description="Images on which reliance is measured, at most.")
     regions: Path | None = Field(default=None, description="Masks, a COCO file or VOC files of the images' objects.")
     checks: tuple[str, ...] = Field(default=(), description="The checks to take; none named: all.")
-    only: tuple[str, ...] = Field(default=(), description="The explainers to check; none named: all.")
+    explainers: tuple[str, ...] | None = Field(default=None, description="The explainers to check; default: all.")
     exhaustive: bool = Field(default=False, description="Take all images and draws, however clear a verdict is.")
     budget_s: float | None = Field(default=None, gt=0, description="Seconds after which no further check is taken.")
 
@@ -82,7 +82,7 @@ class AuditConfig(BaseModel):
         return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Audit:
     """What was measured, of what, how. ``pictures`` are for the page and not part of the JSON."""
 
@@ -102,6 +102,33 @@ class Audit:
     not_measured: dict[str, str] = field(default_factory=dict)  # a check, or "check of explainer" -> why
     pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     finding_pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        label = (
+            f"{self.model.get('name')}/{self.model.get('version')}" if self.model.get("name") else "a model in memory"
+        )
+        names = ", ".join(self.explainers) or "no explainers"
+        found_by = (self.reliance or {}).get("verdict")
+        verdict = f", reliance {found_by}" if found_by else ""
+        return f"Audit({label}: {len(self.metrics)} metrics on {self.data.get('n')} images, {names}{verdict})"
+
+    def _repr_html_(self) -> str:
+        from auditor.explainers.notebook import cell, table
+
+        parts = [f"<p><b>{cell(repr(self))}</b></p>"]
+        for finding in (self.reliance or {}).get("findings", ()):
+            parts.append(f"<p>{cell(finding['sentence'])}</p>")
+            for entry in self.finding_pictures.get(finding["name"], ()):
+                parts.append(f"<img src='{cell(entry['whole'])}' alt='{cell(entry['id'])}' style='height:96px'>")
+        rows = [(n, m.value, m.status, m.reason) for n, m in self.metrics.items() if _is_headline(n)]
+        return "".join([*parts, table(["metric", "value", "status", ""], rows)])
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a pandas frame, a row each: value, interval, null, status and reason."""
+        import pandas as pd
+
+        rows = [{"metric": name, **m.to_json()} for name, m in self.metrics.items()]
+        return pd.DataFrame(rows).set_index("metric") if rows else pd.DataFrame(columns=["value"])
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``auditor audit --json`` prints."""
@@ -153,32 +180,39 @@ class Audit:
         return cls(metrics=metrics, **parts, **rest)
 
 
+def _is_headline(name: str) -> bool:
+    """Whether a metric is of the model or an explainer as a whole, and not of a layer, a class or a concept."""
+    return name.count("/") == 1 if name.startswith("model/") else name.count("/") == 2
+
+
 def audit(
     subject: Subject,
-    data: Data,
+    data: Any,
     explainers: Mapping[str, Explainer] | None = None,
     config: AuditConfig | None = None,
     *,
     broken: Mapping[str, str] | None = None,
     cache: Path | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = silent,
     say: Say = unsaid,
     command: str = "",
 ) -> Audit:
     """Measure a subject and its explainers on data: ``audit(subject, data, {"concepts": concepts}).metrics``.
 
-    ``broken`` names explainers that did not verify, with the reason: they count as failed. ``cache`` is a folder in
-    which finished parts wait for an interrupted audit to be run again. ``say`` gets one line per check before it
-    starts: how many forward passes it may take.
+    ``data`` is whatever `open_data` opens: a ``DataLoader``, ``(images, labels)``, ``"photos/"``. ``broken`` names
+    explainers that did not verify, with the reason: they count as failed. ``cache`` is a folder in which finished parts
+    wait for an interrupted audit to be run again. ``say`` gets one line per check before it starts: how many forward
+    passes it may take.
     """
+    data, progress = open_data(data), as_callback(progress)
     attached, config, broken = dict(explainers or {}), config or AuditConfig(), dict(broken or {})
-    check_only(config.only, {*attached, *broken})
-    explainers = {name: e for name, e in sorted(attached.items()) if not config.only or name in config.only}
+    names = asked_for(config.explainers, {*attached, *broken})
+    explainers = {name: e for name, e in sorted(attached.items()) if name in names}
     meter, deadline = Meter(), Deadline(config.budget_s)
     began = time.monotonic()
     with meter.on(subject.module):
         model_answers = answers(subject, data, batch_size=config.batch_size, progress=progress)
-        held = {name: held_out(e, data, len(model_answers.ids)) for name, e in explainers.items()}
+        held = {name: held_out(e, data, model_answers) for name, e in explainers.items()}
         chosen = choose(subject, data, model_answers, held, config.images, config.batch_size)
         watched = deadline.watching(progress)
         store = _cache(cache, subject, data, explainers, config)
@@ -306,7 +340,7 @@ class _Work:
 def _not_asked(attached: Mapping[str, Explainer], chosen: Mapping[str, Explainer]) -> list[Part]:
     """Return every check of the explainers that were not asked for, as left out."""
     rest = tuple(sorted(set(attached) - set(chosen)))
-    reason = "the audit was asked for other explainers (--only)"
+    reason = "the audit was asked for other explainers (--explainers)"
 
     def never(owner: str) -> Taken:
         raise AssertionError(f"{owner} was left out")
@@ -321,7 +355,7 @@ def _cache(
 
     Which checks were asked for, and in what time, is no part of its name: another command goes on where one stopped.
     """
-    selection = {"checks", "budget_s", "layers", "reliance", "only"}
+    selection = {"checks", "budget_s", "layers", "reliance", "explainers"}
     return AuditCache(
         folder if all(e.digest_ for e in explainers.values()) else None,
         {

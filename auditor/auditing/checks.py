@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 
 from auditor.errors import OptionError, UnknownExplainerError
+from auditor.explainers.answer_options import EVERY
 
 OF_MODEL = {
     "performance": "how often the model is right, and how sure it is",
@@ -24,6 +25,7 @@ OF_EXPLAINERS = {
     "heatmaps": "overlap and spread of the heatmaps",
     "basis": "whether another fit finds the same concepts",
     "groups": "what a class loses without its largest group of concepts",
+    "grouping": "whether images can be grouped by class from what it shows",
 }
 CHECKS = {**OF_MODEL, **OF_EXPLAINERS}
 ALWAYS = "performance"
@@ -49,12 +51,19 @@ def checked(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in CHECKS if name in listed)
 
 
-def check_only(only: Sequence[str], attached: Collection[str]) -> None:
-    """Raise when an explainer was asked for that is not attached."""
-    for name in only:
+def asked_for(named: Sequence[str] | None, attached: Collection[str]) -> Collection[str]:
+    """Return the explainers to check: those named, or all of them; one that is not attached is an error.
+
+    >>> sorted(asked_for(None, {"a", "b"})), asked_for(["b"], {"a", "b"})
+    (['a', 'b'], ['b'])
+    """
+    if named is None or EVERY in named:
+        return attached
+    for name in named:
         if name not in attached:
             names = ", ".join(sorted(attached)) or "none"
-            raise UnknownExplainerError(f"audit: there is no explainer {name!r}; attached are: {names}.")
+            raise UnknownExplainerError(f"explainers: there is no explainer {name!r}; attached are: {names}.")
+    return named
 
 
 def parse_duration(text: str) -> float:

@@ -110,7 +110,7 @@ def basis(case: Case) -> dict[str, Measure]:
     stability = case.explainer.metrics.get("basis_stability")
     if case.effort.refits == 0:
         if stability is not None:
-            return {"basis_stability": of_value(stability, "up", n=int(getattr(case.explainer.config, "refits", 1)))}
+            return {"basis_stability": of_value(stability, "up", n=case.explainer.config.n_refits)}
         reason = f"kind {case.explainer.kind} does not measure it in its fit; ask for re-fits with --refits 2"
         return {"basis_stability": skipped(reason, "up")}
     if case.explainer.n_concepts == 0:
@@ -120,9 +120,7 @@ def basis(case: Case) -> dict[str, Measure]:
     first = _activations(before)
     values = []
     for i in range(case.effort.refits):
-        config = case.explainer.config.model_copy(update={"seed": case.explainer.config.seed + 1 + i})
-        if "init" in type(config).model_fields:
-            config = config.model_copy(update={"init": "random"})
+        config = case.explainer.config.with_another_start(1 + i)
         again = type(case.explainer)(config).fit(case.subject, case.data, case.progress)
         refitted = replace(case, explainer=again, shared=None)
         second = _activations(refitted.explain(case.subject, "as it is", sample, sample.images, targets))

@@ -16,6 +16,7 @@ Every measure goes through ``Explainer.explain``, so it fits any kind; what does
 ``locality``           down        entropy of a concept's heatmap over a 4 x 4 grid; null: evenly spread, log 16
 ``randomisation``      down        correlation of explanations with those of the model with all weights shuffled
 ``basis_stability``    up          how well a re-fit finds the same concepts
+``grouping_purity``    up          purity of groups of images made from the contributions alone; null: shuffled
 ``group_…``            none        dominance of a class by its largest group of concepts, and what is left without it
 =====================  ==========  =============================================================================
 """
@@ -34,6 +35,8 @@ from auditor.auditing.case import Case, Effort, noted, relevance
 from auditor.auditing.explanation_changes import basis, noise, randomisation
 from auditor.auditing.group_ablation import NAMES as group_ablation_names
 from auditor.auditing.group_ablation import group_ablation, group_ablation_passes
+from auditor.auditing.grouping import NAMES as grouping_names
+from auditor.auditing.grouping import grouping
 from auditor.auditing.images import AuditImages
 from auditor.auditing.performance import both_sides, two_sided
 from auditor.errors import AuditError
@@ -275,6 +278,7 @@ GROUPS: Mapping[str, Group] = {
     "heatmaps": Group(shape_of_maps, {"orthogonality": "down", "locality": "down"}),
     "basis": Group(basis, {"basis_stability": "up"}, _basis_passes),
     "groups": Group(group_ablation, group_ablation_names, group_ablation_passes),
+    "grouping": Group(grouping, grouping_names),
 }
 
 NAMES = frozenset(name for group in GROUPS.values() for name in group.names) | {"verified"}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.data.near_duplicates import fingerprint
+from auditor.data.near_duplicates import fingerprint, is_plain, nearest
 from auditor.data.sampling import Sample, shares
 from auditor.data.source import Data
 from auditor.errors import DataError, NumericsError
@@ -113,12 +113,6 @@ def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Pro
     model_answers = Answers(
         torch.cat(logits), torch.cat(labels), ids, torch.cat(hashes), torch.cat(sets) if sets else None
     )
-    top = int(model_answers.labels.max())
-    if top >= max(subject.n_classes, 2):
-        raise DataError(
-            f"data {data.spec}: labels must be 0 to {subject.n_classes - 1} like the model's classes, got {top}; give "
-            "data of the model's task."
-        )
     if len(ids) < MIN_IMAGES:
         raise DataError(
             f"data {data.spec}: {len(ids)} images are too few for an interval; give at least {MIN_IMAGES} images."
@@ -143,26 +137,39 @@ def _check_label_sets(subject: Subject, data: Data, sets: Tensor) -> None:
 class HeldOut:
     """Which images of the data one explainer does not depend on (n,), and how that is known.
 
-    ``record``: the fit stored it. ``other data``: it was fitted on other data, so all of them. ``guess``: it was fitted
-    on this data by a release that did not store it; then each ``held_out_every``-th is taken to be held out.
+    ``record``: the fit stored it. ``other data``: it was fitted on other data, so all but those that look like one of
+    its images. ``guess``: it was fitted on this data by a release that did not store it; its options say what it is
+    likely to have held out. ``nothing``: it was fitted on this data and says nothing of it, so none counts as held out.
     """
 
     rows: Tensor
-    known_from: Literal["record", "other data", "guess"]
+    known_from: Literal["record", "other data", "guess", "nothing"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts for the audit's JSON."""
         return {"images": int(self.rows.sum()), "of": len(self.rows), "known_from": self.known_from}
 
 
-def held_out(explainer: Explainer, data: Data, n: int) -> HeldOut:
-    """Return which of the data's ``n`` images an explainer neither learned from nor chose on."""
-    if explainer.data_digest_ != data.digest:
-        return HeldOut(torch.ones(n, dtype=torch.bool), "other data")
-    if explainer.fitted_images is not None:
-        return HeldOut(explainer.fitted_images.held_out(n), "record")
-    every = getattr(explainer.config, "held_out_every", None) or 1  # a kind without one is trusted
-    return HeldOut(torch.arange(n) % every == every - 1, "guess")
+def held_out(explainer: Explainer, data: Data, model_answers: Answers) -> HeldOut:
+    """Return which of the data's images an explainer neither learned from nor chose on."""
+    n, record = len(model_answers.ids), explainer.fitted_images
+    if explainer.content_digest_ is not None and explainer.content_digest_ == data.content_digest:
+        if record is None:
+            return HeldOut(torch.zeros(n, dtype=torch.bool), "nothing")
+        return HeldOut(record.held_out(data.rows_of(model_answers.ids)), "record")
+    if explainer.content_digest_ is not None or explainer.data_digest_ != data.digest:
+        return HeldOut(~_of_the_fit(explainer, model_answers.fingerprints, n), "other data")
+    if record is not None:
+        return HeldOut(record.held_out_in_order(n), "record")
+    guess = explainer.config.guessed_held_out(n)
+    return HeldOut(torch.zeros(n, dtype=torch.bool), "nothing") if guess is None else HeldOut(guess, "guess")
+
+
+def _of_the_fit(explainer: Explainer, hashes: Tensor, n: int) -> Tensor:
+    """Return which of ``n`` images have the fingerprint of an image of the fit; blank ones have none of their own."""
+    if explainer.fingerprints_ is None or not len(hashes):
+        return torch.zeros(n, dtype=torch.bool)
+    return (nearest(hashes, explainer.fingerprints_)[0] == 0) & ~is_plain(hashes)
 
 
 def held_out_words(about: Mapping[str, Any]) -> str:
@@ -172,8 +179,12 @@ def held_out_words(about: Mapping[str, Any]) -> str:
     'the fit neither learned from nor chose on 60 of the 300 images'
     """
     n, total = about["images"], about["of"]
-    if about["known_from"] == "other data":
+    if about["known_from"] == "other data" and n == total:
         return f"fitted on other data, so all {total} images are new to it"
+    if about["known_from"] == "other data":
+        return f"fitted on other data; {n} of the {total} images are new to it, the others look like images of its fit"
+    if about["known_from"] == "nothing":
+        return f"fitted on this data without a record of which images it used: all {total} may be known to it"
     if about["known_from"] == "record":
         return f"the fit neither learned from nor chose on {n} of the {total} images"
     return (
@@ -187,6 +198,13 @@ def choose(
 ) -> AuditImages:
     """Return at most ``n`` images that all explainers held out, as many of every class as there are, in data order."""
     candidates = shared(held, len(model_answers.ids)).nonzero()[:, 0].tolist()
+    unknown = [name for name, one in held.items() if one.known_from == "nothing"]
+    if unknown:
+        raise DataError(
+            f"data {data.spec}: {', '.join(unknown)} was fitted on it and does not say which images the fit used, so "
+            "none is known to be new to it; audit on other data, leave it out (--explainers), or have its kind record "
+            "them (record_fit with FittedImages)."
+        )
     if len(candidates) < MIN_IMAGES:
         raise DataError(
             f"data {data.spec}: only {len(candidates)} of {len(model_answers.ids)} images were held out of the "

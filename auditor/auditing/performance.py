@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.auditing.images import Answers
+from auditor.metrics.calibration import expected_calibration_error
 from auditor.metrics.measure import Measure, of_items, skipped
 from auditor.subject.subject import Subject
 
-BINS = 15
 N_BOOTSTRAP = 200
 MAX_LOSS = -math.log(1e-12)  # one image that is surely wrong must not be all there is to see
 MAX_CLASSES = 50  # beyond it only the worst class is a metric of its own
@@ -105,17 +105,6 @@ def plain(name: str) -> str:
     'Bald Eagle _adult_'
     """
     return re.sub(r"[^A-Za-z0-9_. -]", "_", name)
-
-
-def expected_calibration_error(confidence: Floats, right: Floats) -> float:
-    """Return the mean gap between confidence and accuracy over bins of equal width, weighted by their counts.
-
-    >>> expected_calibration_error(np.array([0.9, 0.9]), np.array([1.0, 0.0]))
-    0.4
-    """
-    bin_of = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-    gap = np.bincount(bin_of, weights=confidence - right, minlength=BINS)
-    return float(np.abs(gap).sum() / len(confidence))
 
 
 def _ece(confidence: Floats, right: Floats, seed: int) -> Measure:

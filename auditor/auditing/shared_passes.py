@@ -44,11 +44,6 @@ class SharedPasses:
         rows = [outputs[i] for i in index]
         return torch.stack([y for y, _ in rows]), {k: torch.stack([z[k] for _, z in rows]) for k in self.layers}
 
-    def forget(self, condition: Hashable) -> None:
-        """Free what is stored of a condition."""
-        for key in [key for key in self._rows if key[0] == condition]:
-            self._bytes -= _size(self._rows.pop(key))
-
     def _put(self, condition: Hashable, i: int, one: Outputs) -> None:
         if self._bytes + _size(one) <= self.most_bytes:
             # a copy: a row of a batch would keep the whole batch

@@ -21,6 +21,7 @@ from auditor.errors import LayerError
 from auditor.explainers.base import Explainer
 from auditor.explainers.explanation import Explanation
 from auditor.reliance.fills import blurred
+from auditor.reliance.logits import logits_of
 from auditor.subject.subject import Subject
 
 PATH_POINTS = 3
@@ -69,7 +70,7 @@ def margin_gradients(subject: Subject, images: Tensor, targets: Tensor) -> Tenso
     for k in range(PATH_POINTS):
         x = (start + (k + 0.5) / PATH_POINTS * (images - start)).detach().requires_grad_()
         with torch.enable_grad():
-            total += torch.autograd.grad(margins(subject.logits(x), targets).sum(), x)[0].to(total)
+            total += torch.autograd.grad(margins(logits_of(subject, x), targets).sum(), x)[0].to(total)
     added = ((images - start) * total / PATH_POINTS).sum(1).clamp_min(0)
     window = max(3, images.shape[2] // 32) | 1
     return F.avg_pool2d(added[:, None], window, stride=1, padding=window // 2)[:, 0]

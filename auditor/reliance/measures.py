@@ -35,6 +35,7 @@ from auditor.reliance.likeness import (
     sameness,
     spectrum_statistics,
 )
+from auditor.reliance.logits import logits_of
 from auditor.reliance.patterns import pattern_of, shuffled_pattern
 from auditor.reliance.regions import SHARES, Boxes, boxes, random_places
 from auditor.reliance.transplant import Followed, Pairs, has_plain_edges, joined, spots, transplants
@@ -130,7 +131,9 @@ class _Model:
     def __call__(self, images: Tensor) -> Tensor:
         self.images += len(images)
         with torch.no_grad():
-            return torch.cat([self.subject.logits(part).float().cpu() for part in torch.split(images, self.batch_size)])
+            return torch.cat(
+                [logits_of(self.subject, part).float().cpu() for part in torch.split(images, self.batch_size)]
+            )
 
     def positions(self, images: Tensor, layer: str, layout: Layout) -> Tensor:
         """Return a layer as (images, channels, positions), counted as a whole pass."""

@@ -33,7 +33,6 @@ FRAME_SHARE = 0.05  # of the side
 PLAIN = 0.06  # by which pixels of a plain edge differ at most
 MIDDLE_RADIUS = 0.34  # of the side: a disc of 36% of a square
 BLOCK = 16
-WHOLE_IMAGE = ("frame", "surroundings", "pattern", "colour", "spectrum")
 LOCAL = ("box", "spot", "region")
 
 

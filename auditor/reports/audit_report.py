@@ -5,7 +5,7 @@ No scripts, no fonts, nothing from elsewhere: it opens from a mail, in MLflow's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,15 @@ from auditor.auditing.data_quality import sentences as data_sentences
 from auditor.auditing.images import held_out_words
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split, words
-from auditor.release.findings import Finding
+from auditor.pages.templates import render
 from auditor.release.gate import Gate, label_of, passed
 from auditor.release.model_card import FIELDS, fill
-from auditor.release.questions import Answer, believed, headline, reasons, to_look_at
-from auditor.reports.style import STYLE, bars, esc, histogram, interval, number
+from auditor.release.questions import believed, headline, reasons, to_look_at
+from auditor.reports.drawings import bars, histogram, interval, number
 
 FAITHFUL = ("f_cls", "f_reg", "residual_share", "completeness_gap", "flip_area", "deletion_area", "flip_gain")
 STABLE = ("noise_similarity", "noise_c2", "randomisation", "basis_stability")
-SHAPE = ("orthogonality", "locality")
+SHAPE = ("orthogonality", "locality", "grouping_purity")
 TOGETHER = ("group_dominance", "group_ablation", "group_ablation_without_residual")
 SHOWN = (
     *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),
@@ -53,33 +53,24 @@ def write_report(audit: Audit, path: str | Path, gate: Gate | None = None) -> Pa
 
 def report_html(audit: Audit, gate: Gate | None = None) -> str:
     """Return the page as one HTML document."""
-    label = label_of(audit)
-    sections = [
-        _head(audit, label),
-        *([_gate(gate)] if gate is not None else []),
-        _headline(audit),
-        _reasons(audit),
-        _believed(audit),
-        _looks_at(audit),
-        _measured_on(audit),
-        _data_quality(audit),
-        _group(audit, "How faithful are the explanations?", FAITHFUL, WHY_FAITHFUL),
-        _group(audit, "How stable are they?", STABLE, WHY_STABLE),
-        _group(audit, "How readable are the heatmaps?", SHAPE, WHY_SHAPE),
-        _group(audit, "Does one group of concepts carry a class?", TOGETHER, WHY_TOGETHER),
-        _model(audit),
-        _layers(audit),
-        _not_measured(audit),
-        _cost(audit),
-        _card(audit),
-        _reproduce(audit),
-    ]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-        f"<title>Audit of {esc(label)}</title><style>{STYLE}</style></head><body>\n"
-        + "\n".join(s for s in sections if s)
-        + "\n</body></html>\n"
+    return render(
+        "report.html",
+        title=f"Audit of {label_of(audit)}",
+        lead=_lead(audit),
+        gate=None if gate is None else _gate(gate),
+        **_questions(audit),
+        looks=_looks_at(audit),
+        measured_on=_measured_on(audit),
+        data_quality=list(data_sentences(audit.data)),
+        groups=_groups(audit),
+        studies=_studies(audit),
+        **_model(audit),
+        layer_table=_layers(audit),
+        not_measured=_not_measured(audit),
+        cost=_cost(audit),
+        card=_card(audit),
+        command=audit.command,
+        reproduce=_reproduce(audit),
     )
 
 
@@ -101,218 +92,170 @@ WHY_TOGETHER = (
 WHY_SHAPE = "Heatmaps help when different concepts light up in different places, and each in few of them."
 
 
-def _head(audit: Audit, label: str) -> str:
-    d = audit.data
+GROUPS = (
+    ("How faithful are the explanations?", FAITHFUL, WHY_FAITHFUL),
+    ("How stable are they?", STABLE, WHY_STABLE),
+    ("How readable are the heatmaps?", SHAPE, WHY_SHAPE),
+    ("Does one group of concepts carry a class?", TOGETHER, WHY_TOGETHER),
+)
+
+
+def _lead(audit: Audit) -> str:
+    d, n = audit.data, len(audit.explainers)
+    taken = f"; taken: {d['sample']}" if "sample" in d else ""
     return (
-        f"<h1>Audit of {esc(label)}</h1><p class='lead'>{esc(audit.time.replace('T', ' ').replace('+00:00', ' UTC'))}; "
-        f"{d['n']} images of {esc(d['spec'])}, {d['n_explained']} of them explained"
-        f"{'; taken: ' + esc(d['sample']) if 'sample' in d else ''}; "
-        f"{len(audit.explainers)} explainer{'' if len(audit.explainers) == 1 else 's'}.</p>"
+        f"{audit.time.replace('T', ' ').replace('+00:00', ' UTC')}; {d['n']} images of {d['spec']}, "
+        f"{d['n_explained']} of them explained{taken}; {n} explainer{'' if n == 1 else 's'}."
     )
 
 
-def _gate(gate: Gate) -> str:
-    bad = [c for c in gate.checks if c.verdict == "fail"]
-    rows = "".join(f"<li class='bad'><code>{esc(c.metric)}</code>: {esc(c.reason)}</li>" for c in bad[:12])
+def _gate(gate: Gate) -> dict[str, Any]:
     level, word = ("good", "passes") if gate.verdict == "pass" else ("bad", "fails")
-    return (
-        f"<div class='verdict {level}'><h2>The gate {word}</h2><p>"
-        f"{passed(gate.checks)} of {len(gate.checks)} limits of {esc(gate.policy)} hold.</p>"
-        f"<ul class='finds'>{rows}</ul></div>"
-    )
+    return {
+        "level": level,
+        "word": word,
+        "summary": f"{passed(gate.checks)} of {len(gate.checks)} limits of {gate.policy} hold.",
+        "failed": [c for c in gate.checks if c.verdict == "fail"][:12],
+    }
 
 
-def _headline(audit: Audit) -> str:
+def _questions(audit: Audit) -> dict[str, Any]:
+    """Return the headline, and what each class hangs on, with pictures, before anything is said of explanations."""
     level, text = headline(audit)
-    rows = "".join(
-        f"<li class={a.level!r}>{esc(a.question)} <b>{esc(a.text)}.</b></li>" for a in (reasons(audit), believed(audit))
-    )
-    return f"<div class='verdict {level}'><h2>{esc(text)}</h2><ul class='finds'>{rows}</ul></div>"
-
-
-def _reasons(audit: Audit) -> str:
-    """Say what each class hangs on, with pictures, before anything is said of explanations."""
-    answer = reasons(audit)
-    entries = to_look_at(audit)
-    about = audit.reliance or {}
+    hold_up, trusted = reasons(audit), believed(audit)
+    entries, about = to_look_at(audit), audit.reliance or {}
     beside_pictures = {f["sentence"] for f in entries}
-    parts = [f"<section class='verdict {answer.level}'><h2>{esc(answer.question)}</h2>{_short(answer)}"]
-    parts += [_finding(f, audit.finding_pictures.get(f["name"])) for f in entries]
-    parts.append(_finds(f for f in answer.sentences if f.text not in beside_pictures))
-    if about.get("images"):
-        heat = ", ".join([str(about["source"]), *about.get("sources", {})])
-        parts.append(
-            f"<p class='pale small'>Measured by hiding and transplanting on {esc(about['images'])}; deciding regions "
-            f"by {esc(heat)}; {about['passes_per_image']:.0f} passes per image, a gradient counted as three."
-            f"{' ' + esc(about['regions']) + '.' if about.get('regions') else ''}</p>"
-        )
-    return "".join(parts) + "</section>"
+    return {
+        "headline": {"level": level, "text": text},
+        "answers": (hold_up, trusted),
+        "reasons": hold_up,
+        "findings": [_finding(f, audit.finding_pictures.get(f["name"])) for f in entries],
+        "further_reasons": [f for f in hold_up.sentences if f.text not in beside_pictures],
+        "measured_by": _measured_by(about) if about.get("images") else "",
+        "believed": trusted,
+        "believed_sentences": [f for f in trusted.sentences if not f.about],
+        "believed_of": [
+            {
+                "name": name,
+                "kind": info.get("kind", "not verified"),
+                "sentences": [f for f in trusted.sentences if f.about == name],
+            }
+            for name, info in audit.explainers.items()
+        ],
+    }
 
 
-def _finding(f: Mapping[str, Any], pictures: list[dict[str, Any]] | None) -> str:
-    level = "bad" if f["verdict"] == "found" else "warn"
-    shown = "".join(
-        f"<figure><img src='{p['whole']}' alt='image {esc(p['id'])}' title='{esc(p['id'])}'>"
-        + (f"<img class='spot' src='{p['spot']}' alt='the deciding region of {esc(p['id'])}'>" if p["spot"] else "")
-        + "</figure>"
-        for p in pictures or ()
-    )
-    none = "<p class='pale small'>Its pictures are on the page that was written with the audit itself.</p>"
-    concepts = "".join(
-        f"<li>{esc(c['explainer'])}: {esc(c['label'])} ({c['share']:.0%} of its heat lies in the region, it adds "
-        f"{_signed(c['adds'])})</li>"
-        for c in f.get("concepts", ())
-    )
-    involved = f"<p class='small'>Concepts that show it:</p><ul class='small'>{concepts}</ul>" if concepts else ""
-    title = "Look at these pictures" if level == "warn" else "Found"
+def _measured_by(about: Mapping[str, Any]) -> str:
+    heat = ", ".join([str(about["source"]), *about.get("sources", {})])
+    regions = f" {about['regions']}." if about.get("regions") else ""
     return (
-        f"<div class='finding {level}'><h3>{title}: {esc(f['name'])}</h3><p>{esc(f['sentence'])}</p>"
-        f"<div class='spots'>{shown or none}</div>{involved}<p><b>What to do.</b> {esc(f['advice'])}</p></div>"
+        f"Measured by hiding and transplanting on {about['images']}; deciding regions by {heat}; "
+        f"{about['passes_per_image']:.0f} passes per image, a gradient counted as three.{regions}"
     )
 
 
-def _short(answer: Answer) -> str:
-    return f"<p><b>{esc(answer.text)}.</b></p>"
+def _finding(f: Mapping[str, Any], pictures: list[dict[str, Any]] | None) -> dict[str, Any]:
+    level, word = ("bad", "Found") if f["verdict"] == "found" else ("warn", "Look at these pictures")
+    concepts = [{**c, "share": f"{c['share']:.0%}"} for c in f.get("concepts", ())]
+    return {
+        "level": level,
+        "title": f"{word}: {f['name']}",
+        "sentence": f["sentence"],
+        "pictures": pictures or [],
+        "concepts": concepts,
+        "advice": f["advice"],
+    }
 
 
-def _believed(audit: Audit) -> str:
-    answer = believed(audit)
-    parts = [f"<section class='verdict {answer.level}'><h2>{esc(answer.question)}</h2>{_short(answer)}"]
-    parts.append(_finds(f for f in answer.sentences if not f.about))
-    for name, info in audit.explainers.items():
-        about_it = [f for f in answer.sentences if f.about == name]
-        parts.append(
-            f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', 'not verified'))}</span></h3>{_finds(about_it)}"
-        )
-    return "".join(parts) + "</section>"
-
-
-def _finds(sentences: Iterable[Finding]) -> str:
-    return f"<ul class='finds'>{''.join(f'<li class={f.level!r}>{esc(f.text)}</li>' for f in sentences)}</ul>"
-
-
-def _looks_at(audit: Audit) -> str:
-    parts = ["<h2>What the model looks at</h2>"]
+def _looks_at(audit: Audit) -> dict[str, Any] | None:
     if not audit.explainers:
-        return ""
-    if not audit.pictures:
-        return parts[0] + "<p class='pale'>Pictures are on the page that was written with the audit itself.</p>"
+        return None
+    explainers = []
     for name, shown in audit.pictures.items():
         info = audit.explainers.get(name, {})
-        layer = f", layer {esc(info['layer'])}" if info.get("layer") else ""
-        parts.append(f"<h3>{esc(name)}<span class='tag'>{esc(info.get('kind', ''))}{layer}</span></h3>")
-        if shown["concepts"]:
-            parts.append(
-                "<p class='pale'>Each row is a concept: images that show it most, where it is seen in red, and what it "
-                "adds to (+) or takes from (&minus;) the score of the classes it matters for.</p>"
-            )
-            parts += [_concept(c) for c in shown["concepts"]]
-        if shown["examples"]:
-            parts.append(
-                "<p class='pale'>Single images: the prediction, then the concepts behind it, the strongest first. Red "
-                "counts for the class, blue against it.</p>"
-            )
-            parts += [_case(e) for e in shown["examples"]]
-    return "".join(parts)
-
-
-def _concept(c: Mapping[str, Any]) -> str:
-    classes = "<br>".join(f"{esc(label)} {_signed(value)}" for label, value in c["classes"])
-    shots = "".join(f"<img src='{s['src']}' alt='{esc(s['alt'])}' title='{esc(s['alt'])}'>" for s in c["shots"])
-    return (
-        f"<div class='concept'><div><b>{esc(c['label'])}</b><span class='small'>{classes}</span></div>"
-        f"<div class='shots'>{shots or 'no image shows it'}</div></div>"
-    )
-
-
-def _case(e: Mapping[str, Any]) -> str:
-    truth = f", in truth {esc(e['truth'])}" if e["truth"] is not None and e["truth"] != e["prediction"] else ""
-    figures = [
-        f"<figure><img src='{e['src']}' alt='image {esc(e['id'])}'><figcaption><b>{esc(e['prediction'])}</b> "
-        f"{e['probability']:.0%}{truth}</figcaption></figure>"
-    ]
-    for part in e["parts"]:
-        image = f"<img src='{part['src']}' alt='heatmap of {esc(part['label'])}'>" if part["src"] else ""
-        value = "" if part["contribution"] is None else _signed(part["contribution"])
-        figures.append(f"<figure>{image}<figcaption>{value} {esc(part['label'])}</figcaption></figure>")
-    if e["bias"] is not None:
-        more = f"{e['more']} more concepts<br>" if e["more"] else ""
-        figures.append(
-            f"<figure><figcaption class='pale'>{more}start {_signed(e['bias'])}<br>unexplained {_signed(e['residual'])}"
-            f"<br>= score {number(e['value'])} of {esc(e['target'])}{_explained(e)}</figcaption></figure>"
+        layer = f", layer {info['layer']}" if info.get("layer") else ""
+        explainers.append(
+            {
+                "name": name,
+                "tag": f"{info.get('kind', '')}{layer}",
+                "concepts": shown["concepts"],
+                "examples": [_example(e) for e in shown["examples"]],
+            }
         )
-    return f"<div class='case'>{''.join(figures)}</div>"
+    return {"pictured": bool(audit.pictures), "explainers": explainers}
 
 
-def _explained(e: Mapping[str, Any]) -> str:
+def _example(e: Mapping[str, Any]) -> dict[str, Any]:
     share = e.get("explained")
-    return "" if share is None else f"<br>the concepts shown explain {share:.0%}"
+    return {
+        **e,
+        "probability": f"{e['probability']:.0%}",
+        "truth": "" if e["truth"] is None or e["truth"] == e["prediction"] else e["truth"],
+        "value": number(e["value"]),
+        "explained": "" if share is None else f"{share:.0%}",
+    }
 
 
-def _signed(x: float) -> str:
-    x = 0.0 if abs(x) < 0.005 else x
-    return f"<span class='{'pos' if x >= 0 else 'neg'}'>{'+' if x >= 0 else '&minus;'}{abs(x):.2f}</span>"
-
-
-def _measured_on(audit: Audit) -> str:
+def _measured_on(audit: Audit) -> dict[str, Any] | None:
     """Say how many images each explainer did not know; audits of earlier releases did not store that."""
     about = {name: info["held_out"] for name, info in audit.explainers.items() if info.get("held_out")}
     if not about:
-        return ""
-    rows = "".join(f"<dt>{esc(name)}</dt><dd>{esc(held_out_words(entry))}.</dd>" for name, entry in about.items())
-    return (
-        "<h2>Which images were they measured on?</h2><p class='pale'>Only on images that no explainer depends on: "
-        f"{esc(audit.data.get('explained') or audit.data['n_explained'])} were explained.</p><dl>{rows}</dl>"
-    )
+        return None
+    held = [(name, f"{held_out_words(entry)}.") for name, entry in about.items()]
+    return {"explained": audit.data.get("explained") or audit.data["n_explained"], "held_out": held}
 
 
-def _data_quality(audit: Audit) -> str:
-    """Say which labels and images of the data look wrong."""
-    rows = "".join(f"<li>{esc(line)}</li>" for line in data_sentences(audit.data))
-    return f"<h2>Can the data be trusted?</h2><ul>{rows}</ul>" if rows else ""
+def _groups(audit: Audit) -> list[dict[str, Any]]:
+    """Return the measures of explanations by what they are about; groups without any are left out."""
+    groups = []
+    for title, metrics, why in GROUPS:
+        explainers = []
+        for name, info in audit.explainers.items():
+            rows = {f"explainer/{name}/{m}": audit.metrics.get(f"explainer/{name}/{m}") for m in metrics}
+            measured = {k: m for k, m in rows.items() if m is not None and m.status == "passed"}
+            if not measured:
+                continue
+            stages = {
+                k: m
+                for k, m in audit.metrics.items()
+                if "randomisation" in metrics
+                and k.startswith(f"explainer/{name}/randomisation/")
+                and m.status == "passed"
+            }
+            explainers.append({"name": name, "kind": info.get("kind", ""), "rows": _rows(measured | stages)})
+        if explainers:
+            groups.append({"title": title, "why": why, "explainers": explainers})
+    return groups
 
 
-def _group(audit: Audit, title: str, metrics: tuple[str, ...], why: str) -> str:
-    parts = [f"<h2>{title}</h2><p class='pale'>{why}</p>"]
-    for name, info in audit.explainers.items():
-        rows = {f"explainer/{name}/{m}": audit.metrics.get(f"explainer/{name}/{m}") for m in metrics}
-        measured = {k: m for k, m in rows.items() if m is not None and m.status == "passed"}
-        if not measured:
-            continue
-        stages = {
-            k: m
-            for k, m in audit.metrics.items()
-            if "randomisation" in metrics and k.startswith(f"explainer/{name}/randomisation/") and m.status == "passed"
-        }
-        tag = f"<span class='tag'>{esc(info.get('kind', ''))}</span>"
-        parts.append(f"<h3>{esc(name)}{tag}</h3>{_table(measured | stages)}")
-    return "".join(parts) if len(parts) > 1 else ""
+def _studies(audit: Audit) -> list[dict[str, Any]]:
+    """Return what studies with people found."""
+    return _rows({k: m for k, m in audit.metrics.items() if k.startswith("study/") and m.status == "passed"})
 
 
-def _table(metrics: Mapping[str, Measure]) -> str:
-    body = []
+def _rows(metrics: Mapping[str, Measure]) -> list[dict[str, Any]]:
+    rows = []
     for name, m in metrics.items():
         title, sentence = words(name)
-        better = f" <span class='pale small'>{ARROW[m.direction]}</span>" if m.direction != "none" else ""
-        note = f"<br><span class='pale small'>{esc(m.reason)}</span>" if m.reason else ""
-        body.append(
-            f"<tr><td><b>{esc(title)}</b>{better}<br><span class='pale small'>{esc(sentence)}</span>{note}</td>"
-            f"<td class='num'><b>{number(m.value)}</b><br><span class='pale small'>{_range(m)}</span></td>"
-            f"<td class='num'>{number(m.null)}</td><td class='num'>{m.n}</td>"
-            f"<td class='draw'>{interval(m)}</td><td class='draw'>{histogram(m.per_image)}</td></tr>"
+        interval_words = "" if m.low is None or m.high is None else f"{number(m.low)} to {number(m.high)}"
+        rows.append(
+            {
+                "title": title,
+                "sentence": sentence,
+                "better": ARROW[m.direction],
+                "note": m.reason,
+                "value": number(m.value),
+                "range": interval_words,
+                "null": number(m.null),
+                "n": m.n,
+                "interval": interval(m),
+                "histogram": histogram(m.per_image),
+            }
         )
-    return (
-        "<div class='scroll'><table><thead><tr><th>measure</th><th class='num'>value</th><th class='num'>beside</th>"
-        "<th class='num'>n</th><th class='draw'>interval</th><th class='draw'>per image</th></tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+    return rows
 
 
-def _range(m: Measure) -> str:
-    return "" if m.low is None or m.high is None else f"{number(m.low)} to {number(m.high)}"
-
-
-def _model(audit: Audit) -> str:
+def _model(audit: Audit) -> dict[str, Any]:
     metrics = {
         k: m
         for k, m in audit.metrics.items()
@@ -320,21 +263,18 @@ def _model(audit: Audit) -> str:
     }
     classes = {k: m for k, m in metrics.items() if k.startswith("model/accuracy/")}
     rest = {k: m for k, m in metrics.items() if k not in classes}
-    if not rest:
-        return ""
     order = sorted(rest, key=lambda k: (k != "model/accuracy", k not in ("model/nll", "model/ece"), k))
-    parts = [f"<h2>The model itself</h2>{_table({k: rest[k] for k in order})}"]
-    if classes:
-        bars = "".join(
-            f"<div><span>{esc(k.removeprefix('model/accuracy/'))}</span><i style='width:{100 * m.value:.1f}%'></i>"
-            f"<span>{m.value:.1%}</span></div>"
+    return {
+        "model_rows": _rows({k: rest[k] for k in order}),
+        "by_class": [
+            {"name": k.removeprefix("model/accuracy/"), "width": f"{100 * m.value:.1f}", "share": f"{m.value:.1%}"}
             for k, m in classes.items()
-        )
-        parts.append(f"<h3>Right, by class</h3><div class='bars'>{bars}</div>")
-    return "".join(parts) + _reliance_table(audit)
+        ],
+        "reliance_table": _reliance_table(audit),
+    }
 
 
-def _reliance_table(audit: Audit) -> str:
+def _reliance_table(audit: Audit) -> dict[str, Any] | None:
     """Show the numbers behind the findings: for each class its score and the measures that have a null."""
     rows: dict[str, dict[str, Measure]] = {}
     for name, m in audit.metrics.items():
@@ -344,45 +284,44 @@ def _reliance_table(audit: Audit) -> str:
             if owner != "worst":
                 rows.setdefault(owner, {})[measure] = m
     if not rows:
-        return ""
+        return None
     columns = [c for c in RELIANCE_SHOWN if any(c in row for row in rows.values())]
-    head = "".join(f"<th class='num'>{esc(words('model/reliance/x/' + c)[0])}</th>" for c in columns)
-    body = "".join(
-        f"<tr><td>{esc(owner)}</td>" + "".join(f"<td class='num'>{_cell(row.get(c))}</td>" for c in columns) + "</tr>"
-        for owner, row in rows.items()
-    )
-    return (
-        "<h3>What each class hangs on, in numbers</h3><p class='pale'>Shares of images; in brackets the same with a "
-        "region from elsewhere, or with what another image has. More measures and their intervals are in the JSON.</p>"
-        f"<div class='scroll'><table><thead><tr><th>class</th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    titles = [words("model/reliance/x/" + c)[0] for c in columns]
+    return {
+        "owner": "class",
+        "columns": titles,
+        "drawn": "",
+        "rows": [_grid_row(k, r, columns) for k, r in rows.items()],
+    }
 
 
-def _layers(audit: Audit) -> str:
+def _layers(audit: Audit) -> dict[str, Any] | None:
     rows: dict[str, dict[str, Measure]] = {}
     for name, m in audit.metrics.items():
         family, layer, metric = split(name)
         if family == "model" and layer:
             rows.setdefault(layer, {})[metric] = m
     if not rows:
-        return ""
+        return None
     named = list(dict.fromkeys(metric for row in rows.values() for metric in row))
     columns = [c for c in SHOWN if c in named] or named[:8]
-    head = "".join(f"<th class='num'>{esc(words('model/' + c)[0])}</th>" for c in columns)
-    body = "".join(
-        f"<tr><td>{esc(layer)}</td>"
-        + "".join(f"<td class='num'>{_cell(row.get(c))}</td>" for c in columns)
-        + f"<td class='draw'>{_cosines(row)}</td></tr>"
-        for layer, row in rows.items()
-    )
-    rest = len(named) - len(columns)
-    more = f" {rest} more measures of each layer are in the JSON." if rest else ""
-    return (
-        "<h2>Layer by layer</h2><p class='pale'>In brackets what the same layer gives with random weights: a number "
-        f"close to it says nothing about training.{more}</p>"
-        f"<div class='scroll'><table><thead><tr><th>layer</th>{head}<th class='draw'>cosines of its rows</th></tr>"
-        f"</thead><tbody>{body}</tbody></table></div>"
-    )
+    return {
+        "owner": "layer",
+        "columns": [words("model/" + c)[0] for c in columns],
+        "drawn": "cosines of its rows",
+        "rows": [_grid_row(layer, row, columns) | {"drawing": _cosines(row)} for layer, row in rows.items()],
+        "rest": len(named) - len(columns),
+    }
+
+
+def _grid_row(owner: str, row: Mapping[str, Measure], columns: list[str]) -> dict[str, Any]:
+    cells = [
+        None
+        if (m := row.get(c)) is None
+        else {"status": m.status, "reason": m.reason, "value": number(m.value), "null": number(m.null)}
+        for c in columns
+    ]
+    return {"owner": owner, "cells": cells}
 
 
 def _cosines(row: Mapping[str, Measure]) -> str:
@@ -393,64 +332,33 @@ def _cosines(row: Mapping[str, Measure]) -> str:
     return bars(m.per_image, "0", "1")
 
 
-def _cell(m: Measure | None) -> str:
-    if m is None:
-        return ""
-    if m.status != "passed":
-        return f"<span class='pale small' title='{esc(m.reason)}'>{m.status}</span>"
-    return number(m.value) + ("" if m.null is None else f"<br><span class='pale small'>({number(m.null)})</span>")
-
-
-def _not_measured(audit: Audit) -> str:
-    odd = {k: m for k, m in audit.metrics.items() if m.status != "passed"}
-    if not odd:
-        return "<h2>What was not measured</h2><p>Everything was measured.</p>"
+def _not_measured(audit: Audit) -> list[dict[str, Any]]:
     by_reason: dict[tuple[str, str], list[str]] = {}
-    for name, m in odd.items():
-        by_reason.setdefault((m.status, m.reason), []).append(name)
-    rows = "".join(
-        f"<tr><td><b class='{'missing' if status == 'failed' else ''}'>{status}</b></td>"
-        f"<td>{'<br>'.join(f'<code>{esc(n)}</code>' for n in names[:12])}"
-        f"{f'<br>and {len(names) - 12} more' if len(names) > 12 else ''}</td><td>{esc(reason)}</td></tr>"
+    for name, m in audit.metrics.items():
+        if m.status != "passed":
+            by_reason.setdefault((m.status, m.reason), []).append(name)
+    return [
+        {"status": status, "reason": reason, "names": names[:12], "more": max(0, len(names) - 12)}
         for (status, reason), names in sorted(by_reason.items())
-    )
-    return (
-        "<h2>What was not measured</h2><p class='pale'>A measure that failed or was skipped never passes a gate.</p>"
-        f"<table><thead><tr><th></th><th>measure</th><th>why</th></tr></thead><tbody>{rows}</tbody></table>"
-    )
+    ]
 
 
-def _cost(audit: Audit) -> str:
+def _cost(audit: Audit) -> list[dict[str, Any]]:
     """Say where the time went: forward passes per image and seconds of every check."""
-    if not audit.cost:
-        return ""
-    rows = "".join(
-        f"<tr><td>{esc(c['check'])}</td><td>{esc(', '.join(c['explainers']))}</td><td class='num'>{c['images']}</td>"
-        f"<td class='num'>{number(c['passes_per_image_at_most'])}</td>"
-        f"<td class='num'>{number(c['passes_per_image'])}</td>"
-        f"<td class='num'>{c['seconds']:.1f}</td><td class='small'>{esc(c['note'])}</td></tr>"
+    return [
+        {
+            **c,
+            "explainers": ", ".join(c["explainers"]),
+            "at_most": number(c["passes_per_image_at_most"]),
+            "passes": number(c["passes_per_image"]),
+            "seconds": f"{c['seconds']:.1f}",
+        }
         for c in audit.cost
-    )
-    return (
-        "<h2>Where the time went</h2><p class='pale'>Forward passes of the model for every image that a check measured "
-        "on: how many it was allowed, and how many it took. Gradients and runs of single layers are in the seconds.</p>"
-        "<div class='scroll'><table><thead><tr><th>check</th><th>explainers</th><th class='num'>images</th>"
-        "<th class='num'>at most</th><th class='num'>passes</th><th class='num'>seconds</th><th></th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    ]
 
 
-def _card(audit: Audit) -> str:
+def _card(audit: Audit) -> dict[str, Any]:
     fields = (audit.card or fill({}))["fields"]
-    rows = "".join(
-        f"<dt>{esc(key.replace('_', ' '))}</dt>"
-        + (
-            f"<dd>{esc(value)}</dd>"
-            if value
-            else f"<dd><span class='missing'>not given.</span> {esc(FIELDS[key])}</dd>"
-        )
-        for key, value in fields.items()
-    )
     m, d = audit.model, audit.data
     shape = " x ".join(str(n) for n in m["input_shape"])
     facts = [
@@ -461,24 +369,11 @@ def _card(audit: Audit) -> str:
         ("model digest", m["digest"]),
         ("data digest", d["digest"]),
     ]
-    rows += "".join(f"<dt>{k}</dt><dd>{esc(v)}</dd>" for k, v in facts)
-    missing = [key for key, value in fields.items() if not value]
-    hint = (
-        f"<p class='pale'>{len(missing)} of {len(fields)} fields are missing; give them in a file: "
-        "<code>auditor audit … --card card.toml</code></p>"
-        if missing
-        else ""
-    )
-    return f"<h2>Model card</h2>{hint}<dl>{rows}</dl>"
+    named = [{"name": k.replace("_", " "), "value": v, "meaning": FIELDS[k]} for k, v in fields.items()]
+    return {"fields": named, "facts": facts, "missing": sum(not value for value in fields.values())}
 
 
-def _reproduce(audit: Audit) -> str:
+def _reproduce(audit: Audit) -> list[tuple[str, Any]]:
     rows = [("seed", audit.seed), ("audit digest", audit.digest), ("took", f"{audit.seconds:.0f} s")]
     rows += [(f"explainer {n}", e.get("digest") or e.get("problem", "")) for n, e in audit.explainers.items()]
-    rows += [(f"version of {k}", v) for k, v in sorted(audit.versions.items())]
-    command = f"<pre><code>{esc(audit.command)}</code></pre>" if audit.command else ""
-    return (
-        "<h2>How to get the same numbers again</h2><p class='pale'>The images are a fixed choice from the data; the "
-        "seed moves only noise, shuffled weights and the intervals.</p>"
-        f"{command}<dl>{''.join(f'<dt>{esc(k)}</dt><dd><code>{esc(v)}</code></dd>' for k, v in rows)}</dl>"
-    )
+    return rows + [(f"version of {k}", v) for k, v in sorted(audit.versions.items())]

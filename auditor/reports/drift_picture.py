@@ -79,4 +79,4 @@ def _draw_regions(figure: Any, regions: Regions, names: tuple[str, str]) -> None
             ax.imshow(to_rgb(regions.images[i]))
             top, left, height, width = (float(getattr(side, k)[i]) for k in ("top", "left", "height", "width"))
             ax.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=RED, linewidth=2))
-            ax.set_title(f"{name}: {regions.targets[i]}"[-26:] if column else name[-26:], fontsize=7)
+            ax.set_title(f"{name}: {regions.targets[i]}"[-26:], fontsize=7)

@@ -13,6 +13,7 @@ then damaged models, artifacts, tags, policies, audits and key files (``odd_stor
 - what is damaged is refused by one sentence: no verdict, nothing believed.
 
 Without --url a server for the digits CNN is started on 127.0.0.1 and stopped at the end. Exit code 1 on any failure.
+The figures go to ``results/fuzz.json``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ import numpy as np
 import odd_images as odd
 import odd_stores as stores
 
+RESULTS = Path(__file__).parent / "results" / "fuzz.json"
 LIMIT_S = 60.0
 STALL_MS, GROWTH_MB = 250, 300
 TRACES = (b"Traceback", b'File "', b"site-packages")
@@ -54,6 +56,7 @@ class Judge:
         self.codes: Counter[str] = Counter()
         self.failures: list[str] = []
         self.n = 0
+        self.weight_mb = self.grown_mb = 0.0
 
     def look(self, what: str, status: int, body: bytes, has_body: bool = True) -> None:
         self.n += 1
@@ -505,6 +508,16 @@ def main() -> int:
     print(f"{judge.n} cases, statuses {dict(sorted(judge.statuses.items()))}")
     print(f"codes {dict(judge.codes.most_common())}")
     print(f"{len(judge.failures)} failures" if judge.failures else "no failure")
+    figures = {
+        "n": judge.n,
+        "seed": args.seed,
+        "failures": judge.failures[:20],
+        "statuses": {str(status): count for status, count in judge.statuses.items()},
+        "livez": counts,
+        "memory_mb": round(judge.weight_mb),
+        "grown_mb": round(judge.grown_mb),
+    }
+    RESULTS.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     return 1 if judge.failures else 0
 
 
@@ -549,6 +562,7 @@ def fuzz(
         judge.fail(f"/livez was more than {STALL_MS} ms later than an echo {late} times of {beats.counts['n']}")
     if live:
         grown_mb = memory_mb(live) - weight_mb
+        judge.weight_mb, judge.grown_mb = weight_mb, grown_mb
         print(f"memory: {weight_mb:.0f} MB, then {grown_mb:+.0f} MB", flush=True)
         if grown_mb > GROWTH_MB:
             judge.fail(f"the server grew by {grown_mb:.0f} MB, from {weight_mb:.0f}")

@@ -25,7 +25,7 @@ from torch import nn
 
 from auditor import Subject, open_data
 from auditor.explainers.tree.attribute_fidelity import fidelity
-from auditor.explainers.tree.intersection_training import Examples, Recipe, codes_of, train
+from auditor.explainers.tree.intersection_training import Recipe, TreeExamples, codes_of, train
 from auditor.explainers.tree.quantised_features import Backbone, Representation
 from auditor.kernels.trees.tree import TreeLimits, fit_tree
 
@@ -194,7 +194,7 @@ def drawn(args):
         (x, y, _), (vx, vy, _), (tx, ty, marks) = (
             drawing.draw(n, 100 * seed + i) for i, n in enumerate((args.images, args.images // 4, args.images // 2))
         )
-        parts = Examples(x.flatten(1), y), Examples(vx.flatten(1), vy), Examples(tx.flatten(1), ty)
+        parts = TreeExamples(x.flatten(1), y), TreeExamples(vx.flatten(1), vy), TreeExamples(tx.flatten(1), ty)
         depth = math.ceil(math.log2(n_classes)) + 4
         for variant in args.variants:
             pixels = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, n_classes))  # F itself is what learns
@@ -235,7 +235,7 @@ def mnist(args):
         predicted = torch.cat([subject.logits(part).argmax(1) for part in whole["test"][0].split(1000)])
     print(json.dumps({"model_accuracy": round(float((predicted == whole["test"][1]).double().mean()), 4)}), flush=True)
     held = torch.arange(len(y)) % 10 == 9
-    parts = Examples(x[~held], y[~held]), Examples(x[held], y[held]), Examples(tx, whole["test"][1])
+    parts = TreeExamples(x[~held], y[~held]), TreeExamples(x[held], y[held]), TreeExamples(tx, whole["test"][1])
     depth = math.ceil(math.log2(10)) + 4
     runs = [
         one_run(backbone, 10, parts, None, recipe_of(args, variant, seed, depth), args, same)
@@ -280,7 +280,7 @@ def cub20(args):
     x, y = whole["train"]
     held = torch.arange(len(y)) % 6 == 5
     marks = np.stack(ordered)[whole["test"][1].numpy()]
-    parts = Examples(x[~held], y[~held]), Examples(x[held], y[held]), Examples(*whole["test"])
+    parts = TreeExamples(x[~held], y[~held]), TreeExamples(x[held], y[held]), TreeExamples(*whole["test"])
     depth = math.ceil(math.log2(len(names))) + 4
     runs = [
         one_run(frozen, len(names), parts, marks, recipe_of(args, variant, seed, depth), args, same)

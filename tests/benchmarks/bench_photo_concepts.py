@@ -9,8 +9,8 @@ ratio is the CPU time of the fit over that of the forward passes of the same ima
 largest resident set of that process in GB, torch and the passes included.
 
 ``f_cls`` is measured by the fit on held-out photos (each fifth). With a basis per class it is high by itself: see
-``runner_up`` (the basis of the runner-up class turns the photo into the runner-up) and ``contested`` (the class wins
-among the five nearest, each by its own basis; chance is .2).
+``runner_up`` (the basis of the runner-up class turns the photo into the runner-up) and ``contested`` (the class
+survives where the concepts of the five nearest classes compete; `bench_class_bases` has the control).
 """
 
 from __future__ import annotations

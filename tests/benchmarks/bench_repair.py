@@ -26,7 +26,8 @@ from auditor.auditing.second_opinions import Passes, involved
 from auditor.errors import AuditError
 from auditor.release.repair import repair
 from auditor.reliance import RelianceConfig, judge, measure
-from tests.benchmarks.shortcut_models import Case, Made, case_options, cases, make, photos, planted, predict
+from tests.benchmarks.shortcut_cases import case_options, cases
+from tests.benchmarks.shortcut_models import Case, Made, make, photos, planted, predict
 
 WITH_SPOT = ("plate", "sticker", "watermark", "ruler", "pixel")  # concepts of a layer have a place
 PER_CLASS = 40  # planted training images that are given for the repair

@@ -20,6 +20,7 @@ most 3 times p50; memory of a worker grows by less than 2%; a killed worker is b
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import live_server as ls
 
+RESULTS = Path(__file__).parent / "results" / "service.json"
 ASKED = {
     "contributions": [("explainers", "nmf,xnn"), ("heatmaps", "none"), ("stability", "off")],
     "heatmaps": [("explainers", "nmf"), ("heatmaps", "png"), ("stability", "off")],
@@ -85,6 +87,20 @@ def files_of(model: str, folder: Path | None = None) -> list[bytes]:
     )
 
 
+def store_figures(what: str, rates: list[float], cpus: list[float], expected: float) -> None:
+    """Add what one comparison gave to results/service.json."""
+    report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    report[what] = {
+        "requests_per_second_of_bare": round(statistics.median(rates), 3),
+        "bare_cpu_per_request_of_ours": round(statistics.median(cpus), 3),
+        "times_bare_cpu": round(1 / statistics.median(cpus), 2),
+        "wanted_of_bare": expected,
+        "rounds": len(rates),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+    RESULTS.write_text(json.dumps(report, indent=1) + "\n")
+
+
 def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], args: argparse.Namespace) -> None:
     files = files_of(name, folder)
     with ExitStack() as stack:
@@ -121,6 +137,7 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
                     f"p99/p50 {statistics.median(tails):.2f} (wanted <= 3)",
                     flush=True,
                 )
+                store_figures(f"{name} {engine} {what}", rates, cpus, expected)
 
 
 def memory(uri: str, store: str, folder: Path, n: int) -> None:

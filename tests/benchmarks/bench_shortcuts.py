@@ -5,7 +5,12 @@
 Every case of `tests/benchmarks/shortcut_models.py` is trained (or taken from --keep), measured and judged. A planted
 case counts where the model learned the shortcut, an honest one where the model is better than chance. Two other ways
 look at the same Grad-CAM maps: how much of the heat lies in its hottest 3%, and SpRAy, by the eigengap of a spectral
-clustering of the maps. Both are given their best threshold after the fact, which flatters them.
+clustering of the maps. Both are given their best threshold after the fact, which flatters them. Grad-CAM alone and
+expected gradients (`pip install shap`; left out where it is not installed) are judged by the auditor's own rules: their
+heat has the deciding boxes, everything else is as before.
+
+A shortcut counts as learned where it pulls at least 40% of the other classes' images over; the figures with all that
+pull at least 20% stand beside (``half_learned``).
 """
 
 from __future__ import annotations
@@ -23,14 +28,20 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from auditor.attribution.baselines import grad_cam
-from auditor.reliance import Finding, Reliance, RelianceConfig, judge, measure
+from auditor.auditing.second_opinions import looked_again
+from auditor.errors import LayerError
+from auditor.reliance import Finding, Heat, Reliance, RelianceConfig, judge, measure
 from auditor.reliance.judgement import FOUND_FROM, NEEDED
-from tests.benchmarks.shortcut_models import Case, Made, case_options, cases, make, predict
+from auditor.reliance.measures import MIN_IMAGES, HeatOf, second_look
+from tests.benchmarks.shortcut_cases import case_options, cases
+from tests.benchmarks.shortcut_models import Case, Made, make, predict
 from tests.benchmarks.shortcut_plants import Box
 
 IMAGES_PER_CLASS = 20
 OVERLAP = 0.3
 WITH_BOX = ("plate", "sticker", "watermark", "ruler", "pixel")
+HALF_LEARNED = 0.2  # pull from which a shortcut is half learned
+SAMPLES = 6  # of expected gradients, per image
 POINT = 16  # pixels: a mark of so few has no box to overlap, it has to lie in the box
 
 
@@ -88,6 +99,47 @@ def spray(maps: Tensor, neighbours: int = 8) -> float:
     return float((values[1:] - values[:-1]).max())
 
 
+def grad_cam_heat(made: Made) -> HeatOf:
+    """Return what gives Grad-CAM's heat, as it is."""
+    return lambda x, targets: Heat(grad_cam(made.subject, x, targets).mean(1), "Grad-CAM", 3.0)
+
+
+def shap_heat(made: Made) -> HeatOf | None:
+    """Return what gives the positive expected gradients of `shap`; None where it is not installed."""
+    try:
+        import shap
+    except ImportError:
+        return None
+    ground = made.images[:: max(1, len(made.images) // 16)]
+
+    class Logits(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return made.subject.logits(x)
+
+    def heat(x: Tensor, targets: Tensor) -> Heat:
+        explainer = shap.GradientExplainer(Logits().eval(), ground, batch_size=16)
+        values = np.asarray(explainer.shap_values(x, nsamples=SAMPLES, rseed=0))  # (images, c, h, w, classes)
+        of_target = values[np.arange(len(x)), ..., targets.numpy()]
+        return Heat(torch.from_numpy(of_target).float().sum(1).clamp_min(0), "shap", 3.0 * SAMPLES)
+
+    return heat
+
+
+def by_other_heat(made: Made, reliance: Reliance, heat_of: HeatOf | None) -> dict[str, Any] | None:
+    """Return the worst verdict by the auditor's rules when another heat has the deciding boxes; None without one."""
+    if heat_of is None:
+        return None
+    config = RelianceConfig(images_per_class=MIN_IMAGES)
+    measured = [c.label for c in reliance.classes if not c.skipped]
+    try:
+        looked = [second_look(made.subject, made.images, reliance, k, heat_of, config)[0] for k in measured]
+    except LayerError:
+        return None
+    worst = judge(looked_again(reliance, looked))[0]
+    overlap_planted = boxes_overlap(worst, made.boxes) if made.case.is_planted else None
+    return {"verdict": worst.verdict, "score": worst.score, "cause": worst.cause, "overlap": overlap_planted}
+
+
 def row_of(made: Made, reliance: Reliance, seconds: float) -> dict[str, Any]:
     """Return what is stored of one case."""
     worst = judge(reliance)[0]
@@ -112,6 +164,8 @@ def row_of(made: Made, reliance: Reliance, seconds: float) -> dict[str, Any]:
         "passes_per_image": reliance.passes_per_image,
         "concentration": concentration(maps),
         "spray": spray(maps),
+        "grad_cam": by_other_heat(made, reliance, grad_cam_heat(made)),
+        "shap": by_other_heat(made, reliance, shap_heat(made)),
         "seconds": round(seconds, 1),
         "sentence": worst.sentence,
     }
@@ -131,9 +185,27 @@ def run(case: Case, keep: Path) -> dict[str, Any]:
     return row
 
 
+def same_rules(rows: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
+    """Return what the auditor's rules say with another heat, over the cases in which there is one."""
+    some = [r for r in rows if r["counts"] and r.get(key)]
+    planted = [r[key]["verdict"] == "found" for r in some if r["planted"]]
+    honest = [r[key]["verdict"] == "found" for r in some if not r["planted"]]
+    if not planted or not honest:
+        return None
+    boxed = [r[key]["overlap"] for r in some if r[key]["verdict"] == "found" and r[key]["overlap"] is not None]
+    return {
+        "models": len(some),
+        "planted_found": round(float(np.mean(planted)), 3),
+        "honest_accused": round(float(np.mean(honest)), 3),
+        "auc": round(float(roc_auc_score([r["planted"] for r in some], [r[key]["score"] for r in some])), 3),
+        "overlap_at_least_.3": round(float(np.mean([v >= OVERLAP for v in boxed])), 3) if boxed else None,
+    }
+
+
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures over the cases that count."""
     counted = [r for r in rows if r["counts"]]
+    half = [r for r in rows if r["planted"] and max(r["pulls"]) >= HALF_LEARNED]
     planted, honest = [r for r in counted if r["planted"]], [r for r in counted if not r["planted"]]
     reported = [r for r in planted if r["verdict"] == "found"]
     boxed = [r["overlap"] or 0.0 for r in reported if r["family"] in WITH_BOX]  # no box in the finding: no overlap
@@ -160,6 +232,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "auc": auc("score"),
         "planted_found": share([r["verdict"] == "found" for r in planted]),
         "planted_found_or_look": share([r["verdict"] in ("found", "look") for r in planted]),
+        "half_learned": len(half),
+        "half_learned_found": share([r["verdict"] == "found" for r in half]),
         "honest_accused": share([r["verdict"] == "found" for r in honest]),
         "honest_look": share([r["verdict"] == "look" for r in honest]),
         "overlap_at_least_.3": share([v >= OVERLAP for v in boxed]),
@@ -170,6 +244,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "concentration_found_at_5%": at_best("concentration"),
         "spray_auc": auc("spray"),
         "spray_found_at_5%": at_best("spray"),
+        "by_grad_cam": same_rules(rows, "grad_cam"),
+        "by_shap": same_rules(rows, "shap"),
         "missed": [r["name"] for r in planted if r["verdict"] != "found"],
         "accused": [r["name"] for r in honest if r["verdict"] == "found"],
     }

@@ -1,7 +1,7 @@
 """Tampering: flipped bytes that are noticed, killed writers that leave no half state, and what verification costs.
 
     python tests/benchmarks/bench_tampering.py flips --n 1000     # single bits of files and tags, one at a time
-    python tests/benchmarks/bench_tampering.py kills --n 50       # SIGKILL inside attach, audit, gate and promote
+    python tests/benchmarks/bench_tampering.py kills --n 50       # SIGKILL inside the commands fit, audit and gate
     python tests/benchmarks/bench_tampering.py cost               # verification in the start of a server, resnet18
 
 Each part prints one line and writes its figures to ``results/tampering.json``. The registry is a new one with a
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -156,8 +157,8 @@ def flips(n: int, seed: int) -> dict[str, Any]:
 # killed writers
 
 
-def forked(work: Callable[[], None], kill_after_s: float | None = None) -> int:
-    """Run ``work`` in a process of its own; kill it after some time, or wait for it. Returns its exit code."""
+def forked(work: Callable[[], None]) -> int:
+    """Run ``work`` in a process of its own and return its exit code."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -168,29 +169,55 @@ def forked(work: Callable[[], None], kill_after_s: float | None = None) -> int:
             traceback.print_exc()
         finally:
             os._exit(code)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
 
-def act(folder: Path, uri: str, action: str, k: int) -> None:
-    """Do one thing that writes: what a killed process was doing."""
-    from auditor import AuditConfig, open_data, plugins
-    from auditor.explainers.base import Explainer
+ACTIONS = ("attach", "audit", "gate", "promote")
 
-    use(folder)
-    if action == "attach":
-        subject = plugins.load_subject(uri)
-        explainer = Explainer.load(folder / f"explainer-{k % 2}", subject)
-        plugins.attach(explainer, uri, "concepts", subject=subject, attach_anyway=True)
-    elif action == "audit":
-        config = AuditConfig(images=20, layers=False, reliance=False, seed=k)
-        plugins.run_audit(uri, open_data(folder / "x.npz"), config=config, fresh=True)
-    else:
-        alias = f"alias-{k}" if action == "promote" else None
-        plugins.run_gate(uri, folder / "policy.toml", promote=alias)
+
+def command(folder: Path, uri: str, action: str, k: int) -> list[str]:
+    """Return the command line that does one thing that writes, as a user types it."""
+    data = ["--data", str(folder / "x.npz"), "--seed", str(k)]
+    quick = ["--set", "rank=2", "--set", "refits=1", "--set", "max_eval=10", "--set", f"max_iter={20 + k}"]
+    words = {
+        "attach": ["fit", "nmf", uri, *data, "--name", "concepts", "--layer", "1", *quick, "--attach-anyway"],
+        "audit": ["audit", uri, *data, "--images", "20", "--no-reliance", "--checks", "performance", "--fresh"],
+        "gate": ["gate", uri, "--policy", str(folder / "policy.toml")],
+        "promote": ["gate", uri, "--policy", str(folder / "policy.toml"), "--promote", f"alias-{k}"],
+    }
+    return [str(Path(sys.executable).parent / "auditor"), *words[action]]
+
+
+def run_until(folder: Path, arguments: list[str], change: int = 0) -> tuple[int, int]:
+    """Run a command and kill it right after the store has changed for the n-th time; 0: let it end.
+
+    Returns its exit code and how often the store changed.
+    """
+    with (folder / "command.log").open("wb") as log:
+        process = subprocess.Popen(arguments, stdout=log, stderr=log)
+        changes, last = 0, contents(folder)
+        while process.poll() is None:
+            now = contents(folder)
+            changes += now != last
+            last = now
+            if change and changes >= change:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.0005)
+        return process.wait(), changes
+
+
+def contents(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Return what the store holds: the files of the artifacts and of the database, with size and time."""
+    entries = set()
+    for path in [*folder.glob("mlflow.db*"), *(folder / "artifacts").rglob("*")]:
+        try:
+            info = path.stat()
+        except OSError:
+            continue  # gone meanwhile
+        entries.add((str(path), info.st_size, info.st_mtime_ns))
+    return frozenset(entries)
 
 
 def check(folder: Path, uri: str) -> None:
@@ -198,7 +225,7 @@ def check(folder: Path, uri: str) -> None:
     import mlflow
 
     from auditor.plugins import latest_audit, verify
-    from auditor.plugins.registry import history
+    from auditor.plugins.registry import history, logged_state
     from auditor.plugins.registry.location import resolve
     from auditor.plugins.registry.verdicts import latest_verdict
 
@@ -211,36 +238,34 @@ def check(folder: Path, uri: str) -> None:
     for alias, number in mlflow.MlflowClient().get_registered_model(NAME).aliases.items():
         assert str(number) == resolve(uri).version, alias
         assert verdict.verdict == "pass", alias
-    broken = [e.problem for e in history.verify(history.entries(NAME), heads=history.heads_of(NAME)) if e.problem]
+    lines = history.verify(history.entries(NAME), heads=history.heads_of(NAME))
+    broken = [e.problem for e in [*lines, *logged_state.differences(NAME, lines)] if e.problem]
     assert not broken, broken
 
 
 def kills(n: int, seed: int) -> dict[str, Any]:
-    """Kill writers at ``n`` points, spread evenly over the time that each action takes."""
-    import mlflow.pytorch  # noqa: F401
-    import onnxruntime  # noqa: F401
-
-    import auditor.plugins.registry.gates  # noqa: F401  before the first fork: children start at once
-
-    rng = random.Random(seed)
+    """Kill commands at ``n`` points, spread evenly over the changes that each makes to the store."""
+    uri = f"models:/{NAME}/1"
     states: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        uri = f"models:/{NAME}/1"
+        os.environ |= {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "AUDITOR_CACHE": f"{folder}/cache"}
         assert forked(lambda: build(folder) and None) == 0
-        lengths = {}
-        for action in ("attach", "audit", "gate", "promote"):
-            began = time.perf_counter()
-            assert forked(lambda a=action: act(folder, uri, a, 0)) == 0
-            lengths[action] = time.perf_counter() - began
+        changes = {}
+        for action in ACTIONS:
+            code, changes[action] = run_until(folder, command(folder, uri, action, seed))
+            assert code == 0, (folder / "command.log").read_text()
+        print(f"changes of the store: {changes}", flush=True)
         for k in range(n):
-            action = ("attach", "audit", "gate", "promote")[k % 4]
-            delay = lengths[action] * (k // 4 + rng.random()) / (n / 4)
-            forked(lambda a=action, i=k: act(folder, uri, a, i + 1), kill_after_s=delay)
+            action = ACTIONS[k % 4]
+            point = 1 + (k // 4) * changes[action] * 4 // n
+            code, _ = run_until(folder, command(folder, uri, action, seed + k + 1), point)
+            ended = "killed" if code == -signal.SIGKILL else f"ended with {code}"
             whole = forked(lambda: check(folder, uri)) == 0
-            states[f"{action} {'whole' if whole else 'half'}"] += 1
+            states[f"{action} {ended}, {'whole' if whole else 'half'}"] += 1
     half = sum(count for state, count in states.items() if state.endswith("half"))
-    return {"n": n, "half_states": half, "by_action": dict(states)}
+    killed = sum(count for state, count in states.items() if "killed" in state)
+    return {"n": n, "killed": killed, "half_states": half, "by_action": dict(states)}
 
 
 # what it costs

@@ -121,6 +121,16 @@ def tuned_squeezenet(root, keep, classes=None, epochs=14):
     return Subject(net.eval(), input_shape=(3, 224, 224), class_names=names, **IMAGENET)
 
 
+def imagenet_squeezenet(root):
+    """Return a subject of SqueezeNet with its ImageNet weights."""
+    from torchvision.models import squeezenet1_1
+
+    net = squeezenet1_1(weights=None)
+    weights = torch.load(root / "squeezenet1_1_imagenet.pth", weights_only=True)
+    net.load_state_dict({k: v.float() for k, v in weights.items()})
+    return Subject(net.eval(), input_shape=(3, 224, 224), **IMAGENET)
+
+
 def photos_of(root, split, classes, size=224):
     """Yield batches of photos (n, 3, size, size) in [0, 1] and their places in ``classes``."""
     folders = sorted(p for p in (root / "cub20" / split).iterdir() if p.is_dir())

@@ -57,7 +57,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(tiny, tiny_npz, tmp_path,
     from auditor.auditing import audit as module
 
     data, config = open_data(tiny_npz), AuditConfig(images=20)
-    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=30), rank=2, refits=1)
+    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=12), rank=2, refits=1)
     concepts.save(tmp_path / "artifact")
     runs = []
     real = module.take
@@ -95,7 +95,7 @@ def test_an_interrupted_audit_goes_on_where_it_stopped(tiny, tiny_npz, tmp_path,
 
 def test_other_seeds_move_little_and_look_at_the_same_images(tiny, tiny_npz):
     data = open_data(tiny_npz)
-    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=30), rank=2, refits=1)
+    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=12), rank=2, refits=1)
     a, b = (auditor.audit(tiny, data, {"c": concepts}, AuditConfig(images=20, seed=s)).metrics for s in (0, 7))
     assert a["explainer/c/f_reg"].per_image == b["explainer/c/f_reg"].per_image
     assert a["explainer/c/flip_area"].per_image != b["explainer/c/flip_area"].per_image
@@ -103,7 +103,7 @@ def test_other_seeds_move_little_and_look_at_the_same_images(tiny, tiny_npz):
 
 @pytest.fixture
 def two_concepts(tiny, tiny_npz, tmp_path):
-    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=30), rank=2, refits=1)
+    concepts = auditor.fit("nmf", tiny, open_data(tiny_npz, limit=12), rank=2, refits=1)
     concepts.save(tmp_path / "concepts")
     return {"a": concepts, "b": concepts}
 
@@ -114,14 +114,14 @@ def test_a_partial_audit_never_looks_like_a_whole_one(tiny, tiny_npz, two_concep
     from auditor.release.questions import believed, headline, reasons
     from auditor.reports.audit_report import report_html
 
-    config = AuditConfig(images=20, checks=("faithfulness", "noise"), only=("a",))
+    config = AuditConfig(images=20, checks=("faithfulness", "noise"), explainers=("a",))
     part = auditor.audit(tiny, open_data(tiny_npz), two_concepts, config)
     taken = {name for name, m in part.metrics.items() if m.status == "passed"}
     assert {"explainer/a/f_reg", "explainer/a/noise_c2", "explainer/a/verified", "explainer/b/verified"} <= taken
     whole = set(GROUPS["flipping"].names) | set(GROUPS["randomisation"].names)
     assert all(part.metrics[f"explainer/a/{name}"].status == "skipped" for name in whole)
     assert all("--checks" in part.metrics[f"explainer/a/{name}"].reason for name in whole)
-    assert all("--only" in part.metrics[f"explainer/b/{name}"].reason for name in NAMES - {"verified"})
+    assert all("--explainers" in part.metrics[f"explainer/b/{name}"].reason for name in NAMES - {"verified"})
     assert part.metrics["model/c1_local"].status == part.metrics["model/reliance/found"].status == "skipped"
     assert part.explainers["b"]["digest"] == two_concepts["b"].digest_  # so that the audit is not called stale
     level, text = headline(part)
@@ -173,6 +173,6 @@ def test_an_explainer_that_is_not_attached_and_a_check_that_does_not_exist(tiny,
     from auditor.errors import UnknownExplainerError
 
     with pytest.raises(UnknownExplainerError, match="no explainer 'c'; attached are: a, b"):
-        auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20, only=("c",)))
+        auditor.audit(tiny, open_data(tiny_npz), two_concepts, AuditConfig(images=20, explainers=("c",)))
     with pytest.raises(ValidationError, match="want some of performance"):
         AuditConfig(checks=("all",))

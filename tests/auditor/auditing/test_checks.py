@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.auditing.checks import CHECKS, OF_EXPLAINERS, check_only, duration, parse_checks, parse_duration
+from auditor.auditing.checks import CHECKS, OF_EXPLAINERS, asked_for, duration, parse_checks, parse_duration
 from auditor.auditing.explanation_quality import GROUPS
 from auditor.commands import audit as command
 from auditor.errors import OptionError, UnknownExplainerError
@@ -24,9 +24,11 @@ def test_an_unknown_check_is_named_with_the_known_ones(text, came):
 
 
 def test_an_explainer_that_is_not_attached():
-    check_only(("b",), {"a", "b"})
+    assert asked_for(("b",), {"a", "b"}) == ("b",)
+    assert set(asked_for(None, {"a", "b"})) == set(asked_for(("*",), {"a", "b"})) == {"a", "b"}
+    assert not asked_for((), {"a"})
     with pytest.raises(UnknownExplainerError, match="no explainer 'c'; attached are: a, b"):
-        check_only(("b", "c"), {"b", "a"})
+        asked_for(("b", "c"), {"b", "a"})
 
 
 @pytest.mark.parametrize(

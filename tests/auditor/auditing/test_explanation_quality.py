@@ -80,7 +80,7 @@ def test_the_nmf_stand_in_is_the_reconstruction(digits, concepts, audited, digit
     """f_cls of the audit against the plain definition, image by image."""
     model_answers = answers(digits, digits_data)
     picked = choose(
-        digits, digits_data, model_answers, {"concepts": held_out(concepts, digits_data, len(model_answers.ids))}, 30
+        digits, digits_data, model_answers, {"concepts": held_out(concepts, digits_data, model_answers)}, 30
     )
     layout = digits.layout(concepts.layer_)
     same = []

@@ -62,18 +62,18 @@ def test_a_fit_on_a_random_subset_is_never_audited_on_it(kind, n, overlap, small
     data = many(tmp_path_factory, n)
     explainer, learned = ids_learned(kind, small, data, monkeypatch, **OPTIONS[kind])
     assert explainer.fitted_images.counts["learn"] == len(learned)
-    held = held_out(explainer, data, n)
+    model = answers(small, data, batch_size=1000)
+    held = held_out(explainer, data, model)
     assert held.known_from == "record"
     assert {str(i) for i in held.rows.nonzero()[:, 0].tolist()} == {str(i) for i in range(n)} - learned
 
-    model = answers(small, data, batch_size=1000)
     audited = choose(small, data, model, {"x": held}, 500)
     assert len(audited) == 500
     assert not learned & set(audited.ids)
     assert audited.ids == choose(small, data, model, {"x": held}, 500, batch_size=77).ids
 
-    explainer.fitted_images = None  # as an earlier release left it
-    guess = held_out(explainer, data, n)
+    explainer.fitted_images = explainer.content_digest_ = None  # as an earlier release left it
+    guess = held_out(explainer, data, model)
     assert guess.known_from == "guess"
     guessed = {str(i) for i in guess.rows.nonzero()[:, 0].tolist()}
     assert len(learned & guessed) / len(guessed) == pytest.approx(overlap, abs=0.03)  # the defect, for the record
@@ -98,21 +98,95 @@ def test_every_kind_records_parts_that_do_not_overlap(kind, small, tmp_path_fact
     explainer.save(tmp_path / kind)
     again = auditor.Explainer.load(tmp_path / kind, small)
     assert again.fitted_images.to_json() == record.to_json()
-    assert torch.equal(held_out(again, data, 1001).rows, ~record.used)
+    assert torch.equal(held_out(again, data, answers(small, data)).rows, ~record.used)
 
 
-def test_what_is_known_of_an_explainers_images(concepts, digits_data):
+def test_what_is_known_of_an_explainers_images(concepts, digits, digits_data):
     n = 1797
-    assert held_out(concepts, digits_data, n).to_json() == {"images": 359, "of": n, "known_from": "record"}
-    other = held_out(concepts, open_data("sklearn:digits?split=test"), 300)
-    assert other.to_json() == {"images": 300, "of": 300, "known_from": "other data"}
-    assert held_out_words(other.to_json()) == "fitted on other data, so all 300 images are new to it"
+    model = answers(digits, digits_data)
+    recorded = held_out(concepts, digits_data, model)
+    assert recorded.to_json() == {"images": 359, "of": n, "known_from": "record"}
     old = type(concepts)(concepts.config)
     old.data_digest_ = digits_data.digest
-    guess = held_out(old, digits_data, n)
+    guess = held_out(old, digits_data, model)
     assert guess.known_from == "guess"
-    assert torch.equal(guess.rows, held_out(concepts, digits_data, n).rows)  # for nmf the guess is right
+    assert torch.equal(guess.rows, recorded.rows)  # for nmf the guess is right
     assert "359 of the 1797 is a guess" in held_out_words(guess.to_json())
+    old.fitted_images = concepts.fitted_images.first(n)  # a release that recorded rows as they were read
+    assert torch.equal(held_out(old, digits_data, model).rows, recorded.rows)
+
+
+def test_a_split_of_the_fitted_images_is_not_new_and_other_images_are(concepts, digits):
+    test = open_data("sklearn:digits?split=test")  # every fifth of the images that the concepts were fitted on
+    model = answers(digits, test)
+    of_the_fit = held_out(concepts, test, model)
+    assert of_the_fit.known_from == "other data"
+    assert 340 < of_the_fit.to_json()["images"] <= 359  # the fit held out the same ones; a few 8 x 8 digits look alike
+    train = open_data("sklearn:digits?split=train")
+    learned = held_out(concepts, train, answers(digits, train))
+    assert learned.to_json() == {"images": 0, "of": 1438, "known_from": "other data"}
+    assert "0 of the 1438 images are new to it, the others look like" in held_out_words(learned.to_json())
+    new = {"images": 359, "of": 359, "known_from": "other data"}
+    assert held_out_words(new) == "fitted on other data, so all 359 images are new to it"
+
+
+PARTS = [((300, 0), (None, 0)), ((None, 0), (90, 1)), ((300, 1), (200, 2))]  # limit and seed of fit and audit
+
+
+@pytest.mark.parametrize(("kind", "fitted", "audited"), [(k, *PARTS[i % 3]) for i, k in enumerate(OPTIONS)])
+def test_a_part_of_the_fitted_source_is_known(kind, fitted, audited, small, tmp_path_factory):
+    """``--limit`` takes a part of the source, at the fit or at the audit: what was learned stays learned."""
+    path = many(tmp_path_factory, 600).spec
+    limit, seed = fitted
+    fit_on = open_data(path, limit=limit, seed=seed)
+    explainer = fit(kind, small, fit_on, **OPTIONS[kind] | ({"max_images": 200} if kind in ("xnn", "tree") else {}))
+    used = {str(i) for i in explainer.fitted_images.used.nonzero()[:, 0].tolist()}
+    assert used <= {name for batch in fit_on.batches(small) for name in batch.ids}
+    limit, seed = audited
+    data = open_data(path, limit=limit, seed=seed)
+    model = answers(small, data)
+    held = held_out(explainer, data, model)
+    assert held.known_from == "record"
+    assert 0 < int(held.rows.sum()) < len(model.ids)
+    assert [not h for h in held.rows.tolist()] == [name in used for name in model.ids]
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_broken_images_move_no_record(kind, small, tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for i in range(120):
+        file = tmp_path / "photos" / "ab"[i % 2] / f"{i:03d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (5, 4), dtype=np.uint8)).save(file)
+    for i in (1, 40, 41, 119):
+        (tmp_path / "photos" / "ab"[i % 2] / f"{i:03d}.png").write_bytes(b"no image")
+    data = open_data(tmp_path / "photos")
+    explainer = fit(kind, small, data, **OPTIONS[kind] | ({"max_images": 60} if kind in ("xnn", "tree") else {}))
+    record = explainer.fitted_images
+    assert len(record) == 120
+    again = open_data(tmp_path / "photos")
+    model = answers(small, again)
+    held = held_out(explainer, again, model)
+    assert held.to_json() == {"images": 116 - int(record.used.sum()), "of": 116, "known_from": "record"}
+    rows = [again.rows_of([name])[0] for name in model.ids]
+    assert held.rows.tolist() == [not bool(record.used[row]) for row in rows]
+    broken = again.rows_of(list(again.skipped))
+    assert len(broken) == 4
+    assert not bool((record.used | record.report)[torch.from_numpy(broken)].any())
+
+
+def test_a_kind_that_records_nothing_is_not_trusted(small, tmp_path_factory):
+    data = many(tmp_path_factory, 60)
+    explainer = fit("rde", small, data, **OPTIONS["rde"])
+    explainer.fitted_images = None
+    model = answers(small, data)
+    held = held_out(explainer, data, model)
+    assert held.to_json() == {"images": 0, "of": 60, "known_from": "nothing"}
+    assert "without a record" in held_out_words(held.to_json())
+    with pytest.raises(DataError, match="mine was fitted on it and does not say which images"):
+        choose(small, data, model, {"mine": held}, 30)
 
 
 def test_audited_are_images_that_all_explainers_held_out(small, tmp_path_factory):
@@ -131,7 +205,7 @@ def test_audited_are_images_that_all_explainers_held_out(small, tmp_path_factory
 
 def test_images_are_a_fixed_choice_of_held_out_ones(digits, digits_data, concepts):
     model = answers(digits, digits_data)
-    held = {"concepts": held_out(concepts, digits_data, len(model.ids))}
+    held = {"concepts": held_out(concepts, digits_data, model)}
     picked = choose(digits, digits_data, model, held, 30)
     assert all(int(i) % 5 == 4 for i in picked.ids)  # the concepts were fitted on this data and held these out
     assert picked.ids == choose(digits, digits_data, model, held, 30).ids
@@ -139,9 +213,9 @@ def test_images_are_a_fixed_choice_of_held_out_ones(digits, digits_data, concept
     with torch.no_grad():
         torch.testing.assert_close(digits.logits(picked.images), picked.logits, rtol=1e-4, atol=1e-4)
     test = open_data("sklearn:digits?split=test")
-    n = len(answers(digits, test).ids)
-    other = choose(digits, test, answers(digits, test), {"concepts": held_out(concepts, test, n)}, 30)
-    assert other.ids != picked.ids  # other data: nothing was fitted on it
+    model = answers(digits, test)
+    other = choose(digits, test, model, {"concepts": held_out(concepts, test, model)}, 30)
+    assert other.ids != picked.ids
 
 
 def test_an_audit_says_how_many_images_were_held_out(audited):

@@ -111,7 +111,7 @@ def test_the_page_has_the_finding_before_any_word_on_explanations(caught):
     sentence = caught.reliance["findings"][0]["sentence"].replace("'", "&#x27;")
     assert "verdict bad" in page.partition("</h2>")[0]
     assert page.index(sentence) < page.index("Can the explanations be believed?", page.index("</div>"))
-    assert page.count("class='spot'") == 6 * sum(
+    assert page.count('class="spot"') == 6 * sum(
         f["cause"] in ("box", "spot", "region", "pattern") for f in to_look_at(caught)
     )
     assert caught.reliance["findings"][0]["advice"].split(".")[0] in page

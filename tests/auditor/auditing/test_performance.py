@@ -5,18 +5,8 @@ import pytest
 import torch
 
 from auditor.auditing.images import Answers
-from auditor.auditing.performance import expected_calibration_error, performance, two_sided
-
-
-def test_calibration_error_by_hand():
-    # two bins: 0.95 sure and right 3 of 4 times; 0.55 sure and right once of twice
-    confidence = np.array([0.95] * 4 + [0.55] * 2)
-    right = np.array([1, 1, 1, 0, 1, 0.0])
-    assert expected_calibration_error(confidence, right) == pytest.approx((4 * 0.2 + 2 * 0.05) / 6)
-
-
-def test_the_last_bin_holds_full_confidence():
-    assert expected_calibration_error(np.array([1.0, 1.0]), np.array([1.0, 0.0])) == pytest.approx(0.5)
+from auditor.auditing.performance import performance, two_sided
+from auditor.metrics.calibration import expected_calibration_error
 
 
 def answers_of(logits, labels):

@@ -46,7 +46,7 @@ def test_the_page_needs_nothing_from_elsewhere(page):
 
 def test_the_verdict_comes_first_and_every_part_is_there(page):
     order = [
-        "class='verdict",
+        'class="verdict',
         "What the model looks at",
         "How faithful",
         "How stable",
