@@ -1,4 +1,4 @@
-"""The demo: train, register, fit and attach every kind, explain, audit and gate, in an embedded MLflow (SQLite)."""
+"""The demo on digits: train, register, fit and attach every kind, explain, audit and gate, in an embedded MLflow."""
 
 from __future__ import annotations
 
@@ -31,28 +31,18 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Do the whole path in ``folder`` and return what was made, ready for JSON; ``kinds``: only these explainers."""
-    import mlflow
-
     from auditor.auditing.audit import AuditConfig
     from auditor.data.source import open_data
-    from auditor.demo import train_digits
+    from auditor.demo.digits import train_digits
     from auditor.explainers.base import fit
     from auditor.release.policy import parse_policy
     from auditor.release.policy_draft import draft_policy
     from auditor.reports.audit_report import write_report
 
-    kinds = _chosen(kinds)
+    kinds = chosen_kinds(kinds)
     folder = folder.resolve()
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"--dir {folder}: there is a file of this name; give a folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
+    uri = new_store(folder, "auditor-demo")
     subject, accuracy = train_digits(seed, progress)
-    client = mlflow.MlflowClient()
-    if client.get_experiment_by_name("auditor-demo") is None:
-        client.create_experiment("auditor-demo", artifact_location=(folder / "artifacts").as_uri())
     progress("registering", 0, None)
     model = log_subject(subject, MODEL, experiment="auditor-demo")
     subject = load_subject(model)
@@ -91,7 +81,25 @@ def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str
     return result
 
 
-def _chosen(kinds: Sequence[str]) -> list[str]:
+def new_store(folder: Path, experiment: str) -> str:
+    """Make an embedded MLflow in a folder, the one that is used from here on, and return its address."""
+    import mlflow
+
+    folder = folder.resolve()
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"--dir {folder}: there is a file of this name; give a folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_registry_uri(uri)
+    client = mlflow.MlflowClient()
+    if client.get_experiment_by_name(experiment) is None:
+        client.create_experiment(experiment, artifact_location=(folder / "artifacts").as_uri())
+    return uri
+
+
+def chosen_kinds(kinds: Sequence[str]) -> list[str]:
+    """Return the kinds that were named, or all that are installed."""
     from auditor.explainers.base import available_kinds
 
     installed = [kind for kind in KINDS if kind in available_kinds()]

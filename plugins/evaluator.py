@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OWN_KEYS = ("allow_pickle", "explainers", "image_column", "model_uri", "store")
+OWN_KEYS = ("allow_pickle", "image_column", "model_uri", "store")
 OTHER_TASKS = ("regressor", "question-answering", "text-summarization", "text", "retriever")
 AT_ONCE = 500  # MLflow takes at most 1000 metrics per call
 
@@ -36,9 +36,8 @@ AT_ONCE = 500  # MLflow takes at most 1000 metrics per call
 class AuditEvaluator(ModelEvaluator):
     """Audits an image classifier with every explainer attached to it.
 
-    ``evaluator_config`` may hold what ``auditor audit`` takes (``seed``, ``images``, …) and ``model_uri`` (which version's
-    explainers to audit, when MLflow does not say), ``explainers`` (names; default all), ``image_column`` of a table,
-    ``store`` (keep the audit with the version, for the gate and the Audits page), ``allow_pickle``. Unknown keys are
+    ``evaluator_config`` may hold what ``auditor audit`` takes (``seed``, ``images``, ``explainers``, …) and ``model_uri``
+    (which version's explainers to audit, when MLflow does not say), ``image_column`` of a table, ``store`` (keep the audit with the version, for the gate and the Audits page), ``allow_pickle``. Unknown keys are
     refused. Metrics land on the run and on the logged model; the report and the audit are artifacts of the run.
     """  # noqa: E501
 
@@ -86,14 +85,6 @@ class AuditEvaluator(ModelEvaluator):
         subject = load_subject(version, allow_pickle=ours.get("allow_pickle"))
         _check_same(model, subject, uri)
         explainers, broken = attached_explainers(version, subject)
-        names = ours.get("explainers")
-        if names is not None:
-            unknown = sorted(set(names) - set(explainers) - set(broken))
-            if unknown:
-                attached = ", ".join(sorted({*explainers, *broken})) or "none"
-                raise OptionError(f"explainers: {version.label} has no {', '.join(unknown)}; attached are: {attached}.")
-            explainers = {k: v for k, v in explainers.items() if k in names}
-            broken = {k: v for k, v in broken.items() if k in names}
         data = data_of(dataset, subject, ours.get("image_column"))
         command = f"mlflow.models.evaluate({uri!r}, …, evaluators='auditor')"
         result = audit(subject, data, explainers, effort, broken=broken, command=command)
@@ -119,9 +110,6 @@ def split_config(config: dict[str, Any]) -> tuple[dict[str, Any], AuditConfig]:
     if unknown:
         allowed = ", ".join(sorted({*OWN_KEYS, *AuditConfig.model_fields}))
         raise OptionError(f"evaluator_config: unknown {', '.join(map(str, unknown))}; the auditor takes {allowed}.")
-    names = ours.get("explainers")
-    if names is not None and (isinstance(names, str) or not all(isinstance(n, str) for n in names)):
-        raise OptionError("evaluator_config: explainers must be a list of names.")
     try:
         return ours, AuditConfig(**{k: v for k, v in config.items() if k not in OWN_KEYS})
     except ValidationError as error:

@@ -49,6 +49,10 @@ class ImageDataset(Dataset, PyFuncConvertibleDatasetMixin):
         """The images as given."""
         return self._images
 
+    def as_images_and_labels(self) -> tuple[Array, Array | None, str]:
+        """Return what ``auditor.open_data`` opens: images, labels and a name."""
+        return self._images, self._labels, f"mlflow:{self.name}"
+
     @property
     def targets(self) -> Array | None:
         """The labels; MLflow asks for them by this name."""
@@ -62,7 +66,9 @@ class ImageDataset(Dataset, PyFuncConvertibleDatasetMixin):
     @property
     def sha256(self) -> str:
         """Digest over all content, the same as an audit of this data names."""
-        return str(array_data(self._images, self._labels, self.name).digest)
+        from auditor.data.source import open_data
+
+        return open_data(self).digest
 
     def _compute_digest(self) -> str:
         return self.sha256[:DIGEST_LENGTH]
@@ -109,19 +115,6 @@ class ImageView:
         """Note the data set on the run, as MLflow does for its own."""
         entry = {"name": self.name, "hash": self.hash, **({"model": model_uuid} if model_uuid else {})}
         client.set_tag(run_id, "mlflow.datasets", json.dumps([entry]))
-
-
-def array_data(images: Array, labels: Array | None, name: str) -> Any:
-    """Return arrays in memory as a source that an audit can stream."""
-    from auditor.data.source import ArrayData
-
-    numbers = labels if labels is not None else np.full(len(images), -1, dtype=np.int64)
-
-    def read(batch_size: int) -> Any:
-        for start in range(0, len(images), batch_size):
-            yield images[start : start + batch_size], numbers[start : start + batch_size]
-
-    return ArrayData(f"mlflow:{name}", numbers, read)
 
 
 def _labels(labels: Any, n: int) -> Array:

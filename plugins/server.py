@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from auditor.errors import AuditError
+from auditor.pages.templates import STYLESHEET, stylesheet
 from auditor.plugins.audits_site.audit_comparison import compare
 from auditor.plugins.audits_site.page_text import environment
 from auditor.plugins.audits_site.rest_store import Refused, ServerStore, mlflow_link
@@ -26,11 +27,12 @@ from auditor.plugins.audits_site.verified_files import (
     check_explainer,
     check_verdict,
     read_audit,
+    read_picture,
     read_report,
 )
 from auditor.plugins.audits_site.version_card import VersionCard, version_card
 from auditor.plugins.registry import history
-from auditor.signing.keys import TrustedKeys, read_trusted
+from auditor.signing.keys import TRUSTED_VARIABLE, TrustedKeys, read_trusted
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE = Path(__file__).parent / "audits_site" / "templates"
-STATIC = {"audits.css": "text/css; charset=utf-8", "audits.js": "text/javascript; charset=utf-8"}
+STATIC = {"style.css": "text/css; charset=utf-8", "audits.js": "text/javascript; charset=utf-8"}
 POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -106,6 +108,7 @@ class Site:
             "/version/explainers": self.explainers,
             "/version/audit": self.audit,
             "/report": self.report,
+            "/picture": self.picture,
             "/compare": self.compare,
         }
         static = [(f"/static/{name}", self._static(name, kind)) for name, kind in STATIC.items()]
@@ -166,6 +169,13 @@ class Site:
         card = self._card(store, query)
         return Response(read_report(store, card), headers=_headers(REPORT_POLICY), media_type="text/html")
 
+    def picture(self, store: ServerStore, query: Params) -> Response:
+        """Return the stored picture of what the classes hang on, after its digest was checked."""
+        from starlette.responses import Response
+
+        card = self._card(store, query)
+        return Response(read_picture(store, card), headers=_headers(REPORT_POLICY), media_type="image/png")
+
     def compare(self, store: ServerStore, query: Params) -> Response:
         """Show the metrics of two versions side by side."""
         fields = {k: query.get(k, "").strip() for k in ("left", "left_version", "right", "right_version")}
@@ -207,12 +217,12 @@ class Site:
         # per caller: what one may read, another may not
         key = ("verdict", store.caller, card.name, card.version, str(card.created_ms), repr(card.gate))
         checked: VersionCard = self.cache.get(key, lambda: check_verdict(store, card, self.trusted))
-        return replace(card, unverified=checked.unverified, signer=checked.signer)
+        return replace(card, unverified=checked.unverified, signer=checked.signer, failed=checked.failed)
 
     def _timeline(self, model: Mapping[str, Any]) -> list[history.Entry]:
         """Return the newest entries of a model's history, the newest first, each checked against the one before."""
         tags = {str(t.get("key")): str(t.get("value", "")) for t in model.get("tags", [])}
-        return history.verify(history.from_tags(tags), trusted=self.trusted)[::-1][:ENTRIES_SHOWN]
+        return history.shown(history.verify(history.from_tags(tags), trusted=self.trusted))[::-1][:ENTRIES_SHOWN]
 
     def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
         keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]
@@ -257,7 +267,7 @@ class Site:
         return answer
 
     def _static(self, name: str, kind: str) -> Callable[[Request], Response]:
-        content = (PAGE / name).read_bytes()
+        content = stylesheet().encode() if name == STYLESHEET else (PAGE / name).read_bytes()
 
         def answer(request: Request) -> Response:
             from starlette.responses import Response
@@ -298,7 +308,7 @@ def _with_aliases(entry: Mapping[str, Any], model: Mapping[str, Any]) -> dict[st
 
 def _trusted() -> TrustedKeys | None:
     """Return the keys whose verdicts count, from AUDITOR_TRUSTED; None: verdicts are shown signed or not."""
-    folder = os.environ.get("AUDITOR_TRUSTED", "")
+    folder = os.environ.get(TRUSTED_VARIABLE, "")
     return read_trusted(folder) if folder else None
 
 

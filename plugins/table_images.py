@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from auditor.errors import AuditError, DataError
-from auditor.plugins.image_dataset import Array, array_data
+from auditor.plugins.image_dataset import Array
 
 if TYPE_CHECKING:
     from auditor.subject.subject import Subject
@@ -20,14 +18,18 @@ def data_of(dataset: Any, subject: Subject, column: str | None = None) -> Any:
     features = dataset.features_data
     images = _from_table(features, subject, column) if hasattr(features, "columns") else _from_array(features, subject)
     labels = _class_numbers(dataset.labels_data, subject, len(images)) if dataset.has_targets else None
-    return array_data(images, labels, str(dataset.name or "dataset"))
+    from auditor.data.python_objects import Reading, arrays
+
+    return arrays(images, labels, f"mlflow:{dataset.name or 'dataset'}", Reading(), {})
 
 
 def holds_images(dataset: Any) -> bool:
     """Whether a data set can hold images at all: tensors, or a table with one column of them."""
     features = dataset.features_data
     if hasattr(features, "columns"):
-        return any(_is_image_cell(features[c].iloc[0]) for c in features.columns) if len(features) else False
+        from auditor.data.tables import is_image_cell
+
+        return any(is_image_cell(features[c].iloc[0]) for c in features.columns) if len(features) else False
     return np.ndim(features) in (2, 3, 4)
 
 
@@ -45,52 +47,20 @@ def _from_array(features: Any, subject: Subject) -> Array:
 
 
 def _from_table(frame: Any, subject: Subject, column: str | None) -> Array:
-    name = column if column is not None else _image_column(frame)
-    if name not in frame.columns:
-        names = ", ".join(str(c) for c in frame.columns)
-        raise DataError(f"image_column {name}: the table has no such column; there are: {names}.")
+    from auditor.data.tables import image_column
+
+    name = image_column(frame, column, "evaluator_config={'image_column': …}")
     return np.stack([_image(cell, subject, k) for k, cell in enumerate(frame[name])])
-
-
-def _image_column(frame: Any) -> Any:
-    columns = [c for c in frame.columns if len(frame) and _is_image_cell(frame[c].iloc[0])]
-    if len(columns) == 1:
-        return columns[0]
-    what = (
-        f"{len(columns)} columns may hold images ({', '.join(map(str, columns))})"
-        if columns
-        else "no column holds images"
-    )
-    raise DataError(f"data: {what}; name it: evaluator_config={{'image_column': …}}.")
-
-
-def _is_image_cell(cell: Any) -> bool:
-    if isinstance(cell, (bytes, bytearray)):
-        return True
-    if isinstance(cell, (str, Path)):
-        return len(str(cell)) < 4096 and Path(cell).is_file()
-    return np.ndim(cell) in (2, 3)
 
 
 def _image(cell: Any, subject: Subject, k: int) -> Array:
     """Return one cell as float32 (channels, height, width) in [0, 1]."""
-    from PIL import Image
-
-    from auditor.subject.preprocessing import from_array, from_pil, read_image
+    from auditor.data.image_items import pixels_of
 
     try:
-        if isinstance(cell, (str, Path)):
-            return read_image(Path(cell), subject.preprocessing)
-        if isinstance(cell, (bytes, bytearray)):
-            with Image.open(io.BytesIO(cell)) as picture:
-                return from_pil(picture, subject.preprocessing)
-        pixels = np.stack([np.asarray(row) for row in cell]) if isinstance(cell, (list, tuple)) else np.asarray(cell)
-        pixels = from_array(pixels[None], subject.preprocessing, f"image {k}")[0]
-        return np.asarray(pixels)
-    except AuditError as error:
-        raise DataError(f"data: row {k}: {error}") from None
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"data: row {k}: not a readable image ({str(error)[:100]}).") from None
+        return pixels_of(cell, subject.preprocessing, None, f"image {k}")
+    except (AuditError, OSError, ValueError) as error:
+        raise DataError(f"data: row {k}: {str(error)[:300]}") from None
 
 
 def _class_numbers(labels: Any, subject: Subject, n: int) -> Array:

@@ -125,9 +125,11 @@ def attach(
         tag = ExplainerTag(name, explainer.kind, digest, location, stamp)
         run_name = f"attach {name} to {version.name}/{version.version}"
         metrics = {f"explainer/{name}/{key}": float(value) for key, value in explainer.metrics.items()}
-        with logged_metrics(version, metrics, run_name=run_name, data_digest=explainer.data_digest_):
+        with (
+            history.noted(version, action, {f"explainer/{name}": digest}),
+            logged_metrics(version, metrics, run_name=run_name, data_digest=explainer.data_digest_),
+        ):
             set_tag(version, tags.EXPLAINER + name, tag.encode())
-        history.append(version, action, {f"explainer/{name}": digest})
     explainer.name = name
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
@@ -163,8 +165,8 @@ def detach(uri: str | ModelVersion, name: str) -> None:
     with mlflow_errors(f"detach {name} of {version.label}"):
         from mlflow import MlflowClient
 
-        MlflowClient().delete_model_version_tag(version.name, version.version, tags.EXPLAINER + name)
-        history.append(version, "detach", {f"explainer/{name}": tag.digest})
+        with history.noted(version, "detach", {f"explainer/{name}": tag.digest}):
+            MlflowClient().delete_model_version_tag(version.name, version.version, tags.EXPLAINER + name)
 
 
 def names(uri: str | ModelVersion) -> list[str]:

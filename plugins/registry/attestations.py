@@ -17,8 +17,9 @@ from auditor.errors import AuditError, SignatureError
 from auditor.plugins.registry import history, model_files, tags
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
 from auditor.plugins.registry.verdicts import StoredVerdict, latest_verdict
+from auditor.signing.bundles import open_bundle
 from auditor.signing.folders import sign_folder, verify_folder
-from auditor.signing.keys import SigningKey, TrustedKey, TrustedKeys, current_signer
+from auditor.signing.keys import Signer, TrustedKeys, current_signer
 from auditor.signing.statements import SUMMARY, TEST_RESULT, Signed, make_statement, open_envelope, sign
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Attestation:
     time: str = ""
     says: str = ""
     problem: str = ""
+    expires: str = ""  # when the signer's certificate does, where it was signed with one
 
     def to_json(self) -> dict[str, str]:
         """Return what ``auditor verify --json`` prints."""
@@ -55,7 +57,7 @@ def signature_path(digest: str, keyid: str) -> str:
 # signing
 
 
-def sign_version(uri: str | ModelVersion, key: SigningKey) -> list[str]:
+def sign_version(uri: str | ModelVersion, key: Signer) -> list[str]:
     """Sign model, explainers and graph of a version after verifying each; return what was signed."""
     version = resolve(uri, registered=True)
     sign_model(version, key)
@@ -73,7 +75,7 @@ def sign_version(uri: str | ModelVersion, key: SigningKey) -> list[str]:
     return parts
 
 
-def sign_model(version: ModelVersion, key: SigningKey | None = None) -> bool:
+def sign_model(version: ModelVersion, key: Signer | None = None) -> bool:
     """Sign the model's files with the key given or chosen; False where there is no key."""
     key = key or current_signer()
     if key is None:
@@ -87,7 +89,7 @@ def sign_model(version: ModelVersion, key: SigningKey | None = None) -> bool:
     return True
 
 
-def sign_artifact(version: ModelVersion, folder: Path, digest: str, key: SigningKey | None = None) -> bool:
+def sign_artifact(version: ModelVersion, folder: Path, digest: str, key: Signer | None = None) -> bool:
     """Sign the folder of an explainer or a graph with this digest; False where there is no key."""
     key = key or current_signer()
     if key is None:
@@ -96,7 +98,7 @@ def sign_artifact(version: ModelVersion, folder: Path, digest: str, key: Signing
     return True
 
 
-def sign_stored(version: ModelVersion, location: str, digest: str, key: SigningKey) -> None:
+def sign_stored(version: ModelVersion, location: str, digest: str, key: Signer) -> None:
     """Sign an artifact that is stored already, after verifying it."""
     from auditor.explainers.artifact import read_artifact
 
@@ -106,7 +108,7 @@ def sign_stored(version: ModelVersion, location: str, digest: str, key: SigningK
         sign_artifact(version, path, digest, key)
 
 
-def sign_audit(version: ModelVersion, audit: Audit, key: SigningKey | None = None) -> bool:
+def sign_audit(version: ModelVersion, audit: Audit, key: Signer | None = None) -> bool:
     """Sign an audit as an in-toto test result; False where there is no key."""
     key = key or current_signer()
     if key is None:
@@ -116,7 +118,7 @@ def sign_audit(version: ModelVersion, audit: Audit, key: SigningKey | None = Non
     return True
 
 
-def sign_verdict(version: ModelVersion, verdict: StoredVerdict, key: SigningKey | None = None) -> bool:
+def sign_verdict(version: ModelVersion, verdict: StoredVerdict, key: Signer | None = None) -> bool:
     """Sign a verdict as a verification summary; False where there is no key."""
     key = key or current_signer()
     if key is None:
@@ -203,7 +205,10 @@ def passed_by(version: ModelVersion, subject: Subject, trusted: TrustedKeys) -> 
     if verdict.verdict != "pass" or signed.predicate.get("verificationResult") != "PASSED":
         raise SignatureError(f"{where} is a fail, so it is not served.")
     _check_is_current(version, subject, verdict, where)
-    return Attestation("verdict", verdict.digest, signed.key.name, signed.key.keyid, signed.time, "PASSED")
+    expires = signed.key.expires.isoformat() if signed.key.expires is not None else ""
+    return Attestation(
+        "verdict", verdict.digest, signed.key.name, signed.key.keyid, signed.time, "PASSED", expires=expires
+    )
 
 
 def attestations_of(uri: str | ModelVersion, trusted: TrustedKeys) -> list[Attestation]:
@@ -278,21 +283,26 @@ def _of_artifact(
 
 
 def _of_folder(version: ModelVersion, trusted: TrustedKeys, part: str, digest: str, path: Path) -> list[Attestation]:
-    entries = []
+    entries, strangers = [], []
+    where = f"{part} of {version.label}"
     for name, content in _stored(version, digest).items():
-        key = _trusted(trusted, name)
-        if key is None or not name.endswith(".sig"):
+        if not name.endswith(".sig"):
             continue
+        named = next((key for key in trusted.keys if key.keyid[:LENGTH] == Path(name).stem), None)
         try:
-            verify_folder(path, content, key, f"{part} of {version.label}")
+            bundle = open_bundle(content, where)
+            key = trusted.signer_of(content, bundle, where) if bundle.certificates else named
+            if key is None:
+                continue
+            verify_folder(path, content, key, where)
             entries.append(Attestation(part, digest, key.name, key.keyid, "", "signed"))
         except AuditError as error:
-            entries.append(Attestation(part, digest, key.name, key.keyid, problem=str(error)))
-    if not entries:
-        entries = [
-            Attestation(part, digest, problem=f"no key of {trusted.folder} has signed it; auditor sign signs it.")
-        ]
-    return entries
+            if named is None:  # anybody who may write to the store can put one there
+                strangers.append(str(error))
+            else:
+                entries.append(Attestation(part, digest, named.name, named.keyid, problem=str(error)))
+    nobody = f"no key of {trusted.folder} has signed it; auditor sign signs it."
+    return entries or [Attestation(part, digest, problem=next(iter(strangers), nobody))]
 
 
 def _statements(version: ModelVersion, digest: str, trusted: TrustedKeys, where: str) -> list[Signed]:
@@ -340,11 +350,6 @@ def _check_is_current(version: ModelVersion, subject: Subject, verdict: StoredVe
         raise SignatureError(
             f"{where} is of another {' and '.join(changed)} than there is now; run auditor gate again."
         )
-
-
-def _trusted(trusted: TrustedKeys, name: str) -> TrustedKey | None:
-    keyid = Path(name).stem
-    return next((key for key in trusted.keys if key.keyid[:LENGTH] == keyid), None)
 
 
 def _store(version: ModelVersion, digest: str, name: str, content: bytes) -> None:

@@ -10,7 +10,7 @@ import json
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, TamperError
 from auditor.plugins.registry import history, tags
@@ -19,14 +19,15 @@ from auditor.plugins.registry.attestations import sign_audit
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.metrics_log import logged_metrics
 from auditor.plugins.registry.model_files import pin
+from auditor.plugins.registry.studies import with_studies
 from auditor.plugins.registry.subjects import load_subject
-from auditor.plugins.registry.tags import AuditTag
+from auditor.plugins.registry.tags import PICTURE, AuditTag
+from auditor.plugins.registry.version_page import update, without_section
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from auditor.auditing.audit import Audit, AuditConfig
-    from auditor.data.source import Data
     from auditor.explainers.base import Explainer
     from auditor.progress import Progress
     from auditor.subject.subject import Subject
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def run_audit(
     uri: str | ModelVersion,
-    data: str | Data,
+    data: Any,
     *,
     config: AuditConfig | None = None,
     card: dict[str, str] | None = None,
@@ -78,6 +79,7 @@ def run_audit(
     graph = tags.onnx_tag(version.tags)
     about = {"uri": version.uri, "files": subject.files, "onnx": graph.digest if graph is not None else ""}
     result = replace(result, model=result.model | about, card=fill(from_registry | (card or {})))
+    result = with_studies(result, version)
     if store and version.name:
         pin(version, subject)
         store_audit(result, version)
@@ -101,12 +103,16 @@ def store_audit(audit: Audit, version: ModelVersion) -> str:
     from auditor.explainers.manifest import finite, sha256
     from auditor.release.model_card import card_json
     from auditor.reports.audit_report import report_html
+    from auditor.reports.finding_picture import finding_picture
 
     sealed, digest = audit.sealed(), audit.digest
     location = f"audits/{digest[:12]}"
     with mlflow_errors(f"store the audit of {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         (Path(folder) / "audit.json").write_bytes(sealed)
         (Path(folder) / "report.html").write_text(report_html(audit), encoding="utf-8")
+        picture = finding_picture(audit)
+        if picture is not None:
+            (Path(folder) / PICTURE).write_bytes(picture)
         card = json.dumps(finite(card_json(audit)), indent=1, sort_keys=True)
         (Path(folder) / "model_card.json").write_text(card + "\n", encoding="utf-8")
         version.repository().log_artifacts(folder, location)
@@ -130,10 +136,29 @@ def store_audit(audit: Audit, version: ModelVersion) -> str:
         run_name = f"audit {version.name}/{version.version}"
         metrics = {name: m.value for name, m in audit.metrics.items() if m.status == "passed"}
         sign_audit(version, audit)
-        with logged_metrics(version, metrics, run_name=run_name, data_digest=audit.data["digest"]):
+        with (
+            history.noted(version, "audit", {"audit.json": digest, "data": audit.data["digest"]}),
+            logged_metrics(
+                version, metrics, run_name=run_name, data_digest=audit.data["digest"], on_page=_headlines(audit)
+            ),
+        ):
             set_tag(version, tags.AUDIT, tag.encode())
-        history.append(version, "audit", {"audit.json": digest, "data": audit.data["digest"]})
+        update(version, audit)
     return location
+
+
+def _headlines(audit: Audit) -> frozenset[str]:
+    """Return the few metrics that stand on the model's own page; all of them stand in the audit's run."""
+    from auditor.explainers.base import explainer_class
+
+    names = {"model/accuracy", "model/reliance/worst/score"}
+    for name, about in audit.explainers.items():
+        try:
+            first = explainer_class(str(about.get("kind", ""))).headline[:1]
+        except AuditError:  # its package is missing here
+            continue
+        names |= {f"explainer/{name}/{metric}" for metric in first}
+    return frozenset(names)
 
 
 def latest_audit(uri: str | ModelVersion) -> Audit | None:
@@ -189,7 +214,7 @@ def _card_of(version: ModelVersion) -> dict[str, str]:
     try:
         with mlflow_errors(f"model {version.label}"):
             client = MlflowClient()
-            text = client.get_model_version(version.name, version.version).description
+            text = without_section(client.get_model_version(version.name, version.version).description)
             text = text or client.get_registered_model(version.name).description
     except ModelError:
         return fields

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 from auditor.errors import AuditError, OptionError, SignatureError, TamperError
 from auditor.plugins.registry import history, model_files, tags
 from auditor.plugins.registry.attestations import model_signers, sign_verdict, signed_audit
-from auditor.plugins.registry.audits import attached_explainers, latest_audit, run_audit
+from auditor.plugins.registry.audits import attached_explainers, latest_audit, run_audit, store_audit
 from auditor.plugins.registry.honest_versions import honest_subjects, passed_before
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
 from auditor.plugins.registry.onnx_exports import check_export
 from auditor.plugins.registry.staleness import stale_reason
+from auditor.plugins.registry.studies import with_studies
 from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.verdicts import store_verdict
 
@@ -44,7 +45,7 @@ def run_gate(
     *,
     baseline: str | ModelVersion | None = None,
     honest: Sequence[str] = (),
-    data: str | Data | None = None,
+    data: Any = None,
     audit: Audit | None = None,
     config: AuditConfig | None = None,
     fresh: bool = False,
@@ -170,12 +171,11 @@ def _check_unchanged(version: ModelVersion, subject: Subject, rules: Policy, aud
 def _promote(version: ModelVersion, alias: str) -> None:
     from mlflow import MlflowClient
 
-    with mlflow_errors(f"alias {alias} of {version.name}"):
+    with mlflow_errors(f"alias {alias} of {version.name}"), history.noted(version, "promote", {}, alias):
         MlflowClient().set_registered_model_alias(version.name, alias, version.version)
-        history.append(version, "promote", {}, alias)
 
 
-def _source(data: str | Data | None) -> Data | None:
+def _source(data: Any) -> Data | None:
     from auditor.data.source import open_data
 
     return None if data is None else open_data(data)
@@ -219,17 +219,37 @@ def _fitting(
             raise TamperError(f"gate: the audit given is stale: {reason}; audit {version.label} again.")
         return supplied
     stored = None if fresh else latest_audit(version)
+    if stored is not None:
+        current = with_studies(stored, version)
+        if current is not stored and store:
+            store_audit(current, version)
+        stored = current
     reason = "there is none" if stored is None else stale_reason(stored, subject, attached, data, graph_digest)
     if not reason and with_reliance and stored is not None and stored.reliance is None:
         reason = "it does not say what the classes hang on, and the policy asks for it"
     if stored is not None and not reason:
         return stored
+    if stored is not None:
+        _check_weights(version, subject, stored)
     if data is None and stored is not None:
         data = _again(stored)
     if data is None:
         raise OptionError(f"gate: {version.label} has no stored audit; give --data DATA, or run auditor audit first.")
     log.info("auditing %s: of the stored audit, %s", version.label, reason)
     return run_audit(version, data, store=store, fresh=fresh, subject=subject, **options)
+
+
+def _check_weights(version: ModelVersion, subject: Subject, stored: Audit) -> None:
+    """Raise when the weights or the graph are not those that were audited: a version's never change by themselves."""
+    from auditor.subject.identity import Identity
+
+    audited = Identity.from_json(stored.model.get("identity"))
+    parts = [p for p in (audited.differences(subject.identity) if audited else []) if p in ("weights", "graph")]
+    if parts:
+        raise TamperError(
+            f"gate: {version.label} has other {' and '.join(parts)} than when it was audited ({stored.time[:10]}), and "
+            "those of a version never change; restore its files, or register them as a new version. Nothing was stored."
+        )
 
 
 def _same_task(a: Subject, b: Subject, name: str, baseline: str) -> None:

@@ -5,6 +5,9 @@ the entry before (of both, where two writers were at it at once), so that none c
 others without all later ones; where there is a key the entry is signed (DSSE). The tag ``auditor.log`` of a version
 repeats the digest of the newest entry about it, so that a log cut short at its end is noticed too; a caller who noted a
 digest earlier can ask for it.
+
+An entry stands on both sides of its deed: one says that it begins, one that it is done (`noted`). A process killed
+between the two leaves the first alone, so every deed is in the log; ``logged_state.py`` finds those that are not.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -27,9 +32,10 @@ from auditor.signing.statements import make_statement, open_envelope, sign
 
 log = logging.getLogger(__name__)
 
-PREFIX = "auditor.log."
+PREFIX = f"{HEAD}."
 PREDICATE = "https://in-toto.io/attestation/link/v0.3"
-KEY = re.compile(r"auditor\.log\.(\d{6})\.([0-9a-f]{16})")
+KEY = re.compile(re.escape(PREFIX) + r"(\d{6})\.([0-9a-f]{16})")
+BEGIN = "begin "  # before the name of an action that is not done yet
 AT_ONCE = 3  # entries that writers at once may be apart
 SLACK = timedelta(minutes=5)
 
@@ -64,10 +70,18 @@ class Entry:
         return {**self.plain(), "digest": self.digest, "signer": self.signer, "problem": self.problem}
 
 
+@contextmanager
+def noted(version: ModelVersion, action: str, digests: Mapping[str, str], detail: str = "") -> Iterator[None]:
+    """Note that the block begins, and when it has ended well, that it is done."""
+    append(version, BEGIN + action, digests, detail)
+    yield
+    append(version, action, digests, detail)
+
+
 def append(version: ModelVersion, action: str, digests: Mapping[str, str], detail: str = "") -> Entry | None:
     """Add an entry about a version; None for a model that is not registered.
 
-    What it speaks of is committed by now, so a log that cannot be written is a warning and no failure.
+    A log that cannot be written is a warning and no failure: whoever may not write there may attach all the same.
     """
     if not version.name:
         return None
@@ -75,8 +89,26 @@ def append(version: ModelVersion, action: str, digests: Mapping[str, str], detai
         with mlflow_errors(f"history of {version.name}"):
             return _append(version, action, dict(digests), detail)
     except AuditError as error:
-        log.warning("%s of %s is done, but not in the model's history: %s", action, version.label, error)
+        log.warning("%s of %s is not in the model's history: %s", action, version.label, error)
         return None
+
+
+def shown(history: Sequence[Entry]) -> list[Entry]:
+    """Return the history without the beginnings of what was done: a beginning that is left was never finished."""
+
+    def deed(entry: Entry) -> tuple[Any, ...]:
+        return entry.action.removeprefix(BEGIN), entry.version, tuple(sorted(entry.digests.items())), entry.detail
+
+    left: list[Entry] = []
+    done: Counter[tuple[Any, ...]] = Counter()
+    for entry in sorted(history, key=lambda entry: -entry.number):
+        if not entry.action.startswith(BEGIN):
+            done[deed(entry)] += 1
+        elif done[deed(entry)] and not entry.problem:
+            done[deed(entry)] -= 1
+            continue
+        left.append(entry)
+    return left[::-1]
 
 
 def entries(name: str) -> list[Entry]:

@@ -20,6 +20,19 @@ from auditor.errors import AuditError, ModelError, RegistryError, TamperError
 
 CONNECT_TIMEOUT_S = 5.0
 MAX_CHAIN = 32
+EXTRAS = {"boto3": "s3", "botocore": "s3", "psycopg2": "postgres"}  # package: the extra that brings it
+STORES = (
+    "boto3",
+    "botocore",
+    "s3transfer",
+    "azure",
+    "google",
+    "sqlalchemy",
+    "psycopg2",
+    "pymysql",
+    "paramiko",
+    "urllib3",
+)
 TAG_ATTEMPTS = 6
 URI = re.compile(r"^models:/(?P<name>[^@]+?)(?:/(?P<version>[^/@]+)|@(?P<alias>[^/@]+))$")
 
@@ -181,6 +194,22 @@ def mlflow_errors(where: str) -> Iterator[None]:
         raise ModelError(f"{where}: MLflow says: {text}") from error
     except (requests.RequestException, ConnectionError) as error:
         raise RegistryError(f"{where}: the MLflow server did not answer ({str(error)[:160]}).") from error
+    except ImportError as error:  # MLflow loads what an artifact store needs when it is first used
+        missing = (error.name or str(error)).partition(".")[0]
+        raise RegistryError(
+            f"{where}: its store needs {missing}, which is not installed; {_remedy(missing)}."
+        ) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in STORES:
+            raise
+        text = " ".join(str(error).split())[:200]
+        raise RegistryError(f"{where}: its store failed: {type(error).__name__}: {text.rstrip('.')}.") from error
+
+
+def _remedy(package: str) -> str:
+    """Return how to install what a store needs."""
+    extra = EXTRAS.get(package)
+    return f"pip install 'mlflow-auditor[{extra}]'" if extra else f"pip install {package}"
 
 
 def _impatient() -> None:

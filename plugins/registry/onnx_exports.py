@@ -135,8 +135,8 @@ def export(
         tag = OnnxTag(digest, location, stamp, tuple(graph.layers), tuple(sorted(graph.features.values())))
         exported = read_export(version, tag, subject)  # what the store gives back is what was sent
         sign_artifact(version, artifact, digest)
-        set_tag(version, tags.ONNX, tag.encode())
-        history.append(version, "export", {"graph": digest})
+        with history.noted(version, "export", {"graph": digest}):
+            set_tag(version, tags.ONNX, tag.encode())
     return exported
 
 
@@ -204,7 +204,8 @@ def read_export(version: ModelVersion, tag: OnnxTag, subject: Subject) -> Export
 
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         path = version.download(tag.location, Path(folder))
-        artifact = read_artifact(path, digest=tag.digest, identity=subject.identity)
+        remedy = f"export it again: auditor export {version.label}"
+        artifact = read_artifact(path, digest=tag.digest, identity=subject.identity, remedy=remedy)
     manifest = artifact.manifest
     return Exported(
         digest=artifact.digest,

@@ -7,18 +7,17 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, OptionError, TamperError
 from auditor.plugins.registry import history, model_files, pt2_archive, tags
+from auditor.plugins.registry.flavors import Opened, is_torchscript, open_flavor, open_torchscript
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -51,7 +50,8 @@ def load_subject(
         files = model_files.fetch(version, path)
         model_files.check(version, files)
         notes = _notes(version)
-        opened = _open(path, uri, allow_pickle)
+        opened = _open(path, uri, allow_pickle, notes)
+        has_notes, notes = bool(notes), {**opened.notes, **notes}
         shape = notes.get("input_shape") or opened.input_shape or _signature_shape(path)
     if size is not None:
         channels = shape[0] if shape and shape[0] > 0 else 3
@@ -62,7 +62,7 @@ def load_subject(
         )
     from auditor.subject.subject import Subject
 
-    if not notes:
+    if not has_notes and not opened.notes:
         log.info("model %s has no %s: pixels in [0, 1] without mean and std are assumed", version.label, SUBJECT_FILE)
     subject = Subject(
         opened.module,
@@ -170,11 +170,11 @@ def describe(
         output=output or subject.output.name,
     )
     notes = changed.describe()
-    with mlflow_errors(f"describe {uri}"):
+    digests = {"description": hashlib.sha256(_notes_bytes(notes)).hexdigest()}
+    with mlflow_errors(f"describe {uri}"), history.noted(version, "describe", digests):
         _upload_notes(version.root, _notes_file(notes), notes)
         model_files.pin(version, subject)
         set_tag(version, tags.SUBJECT, tags.encode_subject(notes))
-        history.append(version, "describe", {"description": hashlib.sha256(_notes_bytes(notes)).hexdigest()})
     stale = subject.identity.differences(replace(changed.identity, graph=subject.identity.graph))
     return {**notes, "output_evidence": changed.output.evidence, "changed": stale}
 
@@ -252,29 +252,31 @@ def _notes(version: ModelVersion) -> dict[str, Any]:
     return tags.decode_subject(text, f"{SUBJECT_FILE} of {version.label}") if text else {}
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A module, the input shape that its export names, and the digest of what runs it."""
-
-    module: nn.Module
-    input_shape: list[int] | None
-    graph: str
-
-
-def _open(path: Path, uri: str, allow_pickle: bool | None) -> _Opened:
-    """Return the module and, for an exported graph, its input shape."""
+def _open(path: Path, uri: str, allow_pickle: bool | None, notes: Mapping[str, Any]) -> Opened:
+    """Return the module, and what its files say of it."""
     flavors = _flavors(path / "MLmodel", uri)
     flavor = flavors.get("pytorch")
     if flavor is None:
-        names = ", ".join(sorted(flavors)) or "none"
-        raise ModelError(
-            f"model {uri}: want an MLflow model of flavor pytorch, got {names}; log it with mlflow.pytorch."
-        )
+        opened = open_flavor(path, flavors, uri)
+        if opened is None:
+            names = ", ".join(sorted(flavors)) or "none"
+            raise ModelError(
+                f"model {uri}: want an MLflow model of flavor pytorch, transformers or onnx, got {names}; log it with "
+                "mlflow.pytorch."
+            )
+        return opened
     data = path / str(flavor.get("model_data", "data"))
     if not data.resolve().is_relative_to(path.resolve()):
         raise TamperError(f"model {uri}: its MLmodel file names a folder outside the model; log it again.")
     if (data / "model.pt2").is_file():
         return _open_exported(data / "model.pt2", path.parent, uri)
+    if not (data / "model.pth").is_file():
+        raise ModelError(
+            f"model {uri}: its files have neither {data.name}/model.pt2 nor {data.name}/model.pth; restore them in the "
+            "artifact store, or log the model again."
+        )
+    if is_torchscript(data / "model.pth"):
+        return open_torchscript(data / "model.pth", notes.get("input_shape") or _signature_shape(path), uri)
     if allow_pickle is None:
         allow_pickle = os.environ.get("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "").lower() in ("1", "true")
     if not allow_pickle:
@@ -300,7 +302,7 @@ def _open(path: Path, uri: str, allow_pickle: bool | None) -> _Opened:
             os.environ["MLFLOW_ALLOW_PICKLE_DESERIALIZATION"] = before
     if not isinstance(module, nn.Module):
         raise ModelError(f"model {uri}: want a torch nn.Module, got {type(module).__name__}.")
-    return _Opened(module, None, tags.digest_of_files(model_files.digests(data)))
+    return Opened(module, None, tags.digest_of_files(model_files.digests(data)))
 
 
 def _flavors(file: Path, uri: str) -> dict[str, Any]:
@@ -314,7 +316,7 @@ def _flavors(file: Path, uri: str) -> dict[str, Any]:
         raise TamperError(f"model {uri}: its MLmodel file cannot be read ({reason}); log the model again.") from None
 
 
-def _open_exported(file: Path, folder: Path, uri: str) -> _Opened:
+def _open_exported(file: Path, folder: Path, uri: str) -> Opened:
     """Open the copy of a pt2 archive that holds only what was checked, then give it its modules back."""
     import torch
 
@@ -334,8 +336,8 @@ def _open_exported(file: Path, folder: Path, uri: str) -> _Opened:
         if node.op == "placeholder" and node.name in names:
             sizes = list(node.meta["val"].shape[1:])
             shape = [n if isinstance(n, int) else -1 for n in sizes]  # -1: any size, by the exported graph
-            return _Opened(module, shape, graph)
-    return _Opened(module, None, graph)
+            return Opened(module, shape, graph)
+    return Opened(module, None, graph)
 
 
 def _signature_shape(path: Path) -> list[int] | None:

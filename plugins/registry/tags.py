@@ -26,8 +26,12 @@ SUBJECT = "auditor.subject"
 MODEL = "auditor.model"
 LOG = "auditor.log"  # the newest entry of the model's history about the version
 LINEAGE = "auditor.lineage"
+STUDY = "auditor.study."  # followed by the study's name
+STUDY_RESULTS = "auditor.study_results."  # followed by the study's name
+VERDICT = "auditor.verdict"  # a few words for people; nothing reads it
 CARD = "card."  # followed by a field of the model card; set by people
-SEALED = (EXPLAINER, AUDIT, GATE, ONNX, MODEL, LINEAGE)  # tags that carry a checksum
+SEALED = (EXPLAINER, AUDIT, GATE, ONNX, MODEL, LINEAGE, STUDY, STUDY_RESULTS)  # tags that carry a checksum
+PICTURE = "findings.png"  # of an audit's files: what the classes hang on
 RUN_AUDIT = "auditor.audit_digest"  # of a run that evaluated a model
 
 SUBJECT_SCHEMA = 1
@@ -130,6 +134,16 @@ class LineageTag(_Tag):
     change: str = ""  # what was changed, in words; empty where the network is the explainer's own
 
 
+@dataclass(frozen=True)
+class StudyTag(_Tag):
+    """A study, or the results of one: where its files lie, and the digest of its manifest or of ``results.json``."""
+
+    name: str
+    digest: str = ""
+    location: str = ""  # relative to the model's artifact folder
+    time: str = ""
+
+
 def altered(tags: Mapping[str, str]) -> list[str]:
     """Return the names of our tags that are not as they were written, by their checksums; older ones have none.
 
@@ -174,8 +188,28 @@ def explainer_tag(tags: Mapping[str, str], name: str) -> ExplainerTag | None:
 
 
 FIELDS = frozenset(
-    field.name for tag in (ExplainerTag, AuditTag, GateTag, OnnxTag, ModelTag, LineageTag) for field in fields(tag)
+    field.name
+    for tag in (ExplainerTag, AuditTag, GateTag, OnnxTag, ModelTag, LineageTag, StudyTag)
+    for field in fields(tag)
 )
+
+
+def study_tags(tags: Mapping[str, str], prefix: str = STUDY) -> list[StudyTag]:
+    """Return the tags of all studies of a version, or (``STUDY_RESULTS``) of their results, by their names.
+
+    >>> study_tags({STUDY + "gulls": "{}"})[0].problem
+    'the tag auditor.study.gulls is not what was attached; attach the study again.'
+    """
+    keys = sorted(key for key in tags if key.startswith(prefix))
+    return [_study(key, prefix, tags[key]) for key in keys]
+
+
+def _study(key: str, prefix: str, value: str) -> StudyTag:
+    texts = {k: _text(_object(value).get(k)) for k in ("digest", "location", "time")}
+    remedy = "what was attached; attach the study again"
+    problem = _pointer_problem(key, texts["digest"], texts["location"], remedy)
+    name = key.removeprefix(prefix)
+    return StudyTag(name, problem=problem) if problem else StudyTag(name, **texts)
 
 
 def audit_tag(tags: Mapping[str, str]) -> AuditTag | None:
@@ -278,8 +312,9 @@ def card_fields(tags: Mapping[str, str], fields: Iterable[str]) -> dict[str, str
 
 
 def what_is_served(tags: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the tags that a server depends on: all of ours but verdict and log, which change nothing served."""
-    return sorted((k, v) for k, v in tags.items() if k.startswith(OURS) and not k.startswith((GATE, LOG)))
+    """Return the tags that a server depends on: all of ours but those that change nothing served."""
+    unserved = (GATE, LOG, STUDY, STUDY_RESULTS)
+    return sorted((k, v) for k, v in tags.items() if k.startswith(OURS) and not k.startswith(unserved))
 
 
 def safe_path(path: str) -> str:

@@ -18,6 +18,7 @@ from auditor.explainers.manifest import check_content, seal, sha256, unseal
 from auditor.plugins.registry import history, tags
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.tags import GateTag
+from auditor.plugins.registry.version_page import update
 
 if TYPE_CHECKING:
     from auditor.auditing.audit import Audit
@@ -74,8 +75,10 @@ def store_verdict(
         stored = StoredVerdict(document, digest)
         if before_commit is not None:
             before_commit(version, stored)
-        set_tag(version, tags.GATE, tag.encode())
-        history.append(version, "gate", {"verdict.json": digest, "audit.json": gate.audit_digest}, gate.verdict)
+        digests = {"verdict.json": digest, "audit.json": gate.audit_digest}
+        with history.noted(version, "gate", digests, gate.verdict):
+            set_tag(version, tags.GATE, tag.encode())
+        update(version, audit)
     return stored
 
 

@@ -1,4 +1,4 @@
-"""Verification: a version checked byte by byte: model files, explainers, graph, audit, verdict, tags, history."""
+"""Verification: a version byte by byte: model files, explainers, graph, audit, verdict, tags, history, leftovers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from auditor.errors import AuditError, TamperError
-from auditor.plugins.registry import history, tags
+from auditor.plugins.registry import history, leftovers, tags
 from auditor.plugins.registry.attachments import Attached, list_attached
 from auditor.plugins.registry.audits import check_audit
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
 from auditor.plugins.registry.onnx_exports import FILE, check_export
+from auditor.plugins.registry.studies import check_studies
 from auditor.plugins.registry.subjects import check_notes, load_subject
 from auditor.plugins.registry.verdicts import latest_verdict
 
@@ -42,11 +43,15 @@ def verify(
         ("subject.json", "subject", check_notes),
         ("audit", "audit", check_audit),
         ("verdict", "verdict", latest_verdict),
+        ("studies", "study", check_studies),
         ("history", "history", _check_history),
     ):
         problem = _problem(version, check)
         if problem:
             results.append(Attached(name, kind, "", "auditor", "", problem))
+    for left in leftovers.check(version):
+        if left.problem:
+            results.append(Attached(left.location, "leftover", "", left.location, "", left.problem))
     for key in tags.altered(version.tags):
         results.append(Attached(key, "tag", "", "", "", f"the tag {key} is not as it was written; restore it."))
     return results

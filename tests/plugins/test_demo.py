@@ -15,17 +15,17 @@ def test_every_kind_has_its_part_and_a_name_of_its_own():
 
 
 def test_kinds_are_chosen_by_name_or_all():
-    assert demo._chosen([]) == list(demo.KINDS)
-    assert demo._chosen(["tree", "nmf"]) == ["tree", "nmf"]
+    assert demo.chosen_kinds([]) == list(demo.KINDS)
+    assert demo.chosen_kinds(["tree", "nmf"]) == ["tree", "nmf"]
     with pytest.raises(OptionError, match="there is no kind 'lime'; the kinds are nmf, coupled"):
-        demo._chosen(["nmf", "lime"])
+        demo.chosen_kinds(["nmf", "lime"])
 
 
 def test_a_kind_that_is_not_available_is_left_out(monkeypatch):
     monkeypatch.setattr("auditor.explainers.base.available_kinds", lambda: ["nmf"])
-    assert demo._chosen([]) == ["nmf"]
+    assert demo.chosen_kinds([]) == ["nmf"]
     with pytest.raises(OptionError, match="there is no kind 'tree'; the kinds are nmf"):
-        demo._chosen(["tree"])
+        demo.chosen_kinds(["tree"])
 
 
 def test_the_picture_to_try_is_a_seven(digits, concepts, tmp_path):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from auditor import open_data
 from auditor.errors import DataError
 from auditor.plugins import ImageDataset
-from auditor.plugins.image_dataset import array_data
 
 RANDOM = np.random.default_rng(0)
 IMAGES, LABELS = RANDOM.random((60, 1, 13, 17), dtype="float32"), RANDOM.integers(0, 3, 60)
@@ -60,11 +60,11 @@ def test_the_view_of_an_evaluator_has_labels_only_where_they_are_given(labels):
 
 
 def test_arrays_are_streamed_in_order_and_without_labels_as_unknown(tiny):
-    batches = list(array_data(IMAGES, LABELS, "x").batches(tiny, 25))
+    batches = list(open_data(ImageDataset(IMAGES, LABELS)).batches(tiny, 25))
     assert [len(b.images) for b in batches] == [25, 25, 10]
     np.testing.assert_allclose(np.concatenate([b.images.numpy() for b in batches]), IMAGES)
     assert [n for b in batches for n in b.labels.tolist()] == LABELS.tolist()
-    (whole,) = array_data(IMAGES, None, "x").batches(tiny, 60)
+    (whole,) = open_data(ImageDataset(IMAGES)).batches(tiny, 60)
     assert set(whole.labels.tolist()) == {-1}
 
 

@@ -72,7 +72,9 @@ def metric(value, direction="up", half=0.05, status="passed", reason=""):
     }
 
 
-def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Report</h1>", data="a" * 64) -> Path:
+def store_audit(
+    uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Report</h1>", data="a" * 64, picture: bytes = b""
+) -> Path:
     """Store an audit as `plugins/registry/audits.py` does, files first, then the tag; return where the files are."""
     version = resolve(uri)
     audit = json.dumps({"metrics": metrics}).encode()
@@ -80,6 +82,8 @@ def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Rep
     folder.mkdir()
     (folder / "audit.json").write_bytes(audit)
     (folder / "report.html").write_text(report)
+    if picture:
+        (folder / "findings.png").write_bytes(picture)
     version.repository().log_artifacts(str(folder), f"audits/{digest[:12]}")
     explainers = {
         k.removeprefix("auditor.explainer."): json.loads(v)["digest"]
@@ -95,13 +99,14 @@ def store_audit(uri: str, metrics: dict, folder: Path, *, report: str = "<h1>Rep
         "seed": 0,
         "n_metrics": len(metrics),
         "explainers": explainers,
-        "files": {"report.html": hashlib.sha256(report.encode()).hexdigest()},
+        "files": {"report.html": hashlib.sha256(report.encode()).hexdigest()}
+        | ({"findings.png": hashlib.sha256(picture).hexdigest()} if picture else {}),
     }
     set_tag(version, "auditor.audit", json.dumps(value))
     return Path(version.root.removeprefix("file://")) / "audits" / digest[:12]
 
 
-def set_gate(uri: str, *, file: bool = True, **changed) -> None:
+def set_gate(uri: str, *, file: bool = True, checks: list | None = None, **changed) -> None:
     """Store a verdict as `plugins/registry/verdicts.py` does; without its file it is a tag that somebody wrote."""
     version = resolve(uri)
     audit = json.loads(version.tags.get("auditor.audit", "{}")).get("digest", "")
@@ -116,7 +121,10 @@ def set_gate(uri: str, *, file: bool = True, **changed) -> None:
         "audit_digest": audit,
     } | changed
     if file:
-        content = seal({"model": uri, "verdict": value["verdict"], "audit_digest": value["audit_digest"]})
+        content = seal(
+            {"model": uri, "verdict": value["verdict"], "audit_digest": value["audit_digest"]}
+            | {"checks": checks or []}
+        )
         value |= {"digest": sha256(content), "location": f"auditor/verdicts/{sha256(content)[:12]}"}
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "verdict.json").write_bytes(content)
@@ -193,6 +201,30 @@ def test_version_page_comes_at_once_and_its_parts_follow(page, shown):
     assert "No policy has been applied" in bare
 
 
+def test_failed_checks_come_with_value_limit_reason_and_picture(page, own_store, shown, tmp_path):
+    client = mlflow.MlflowClient()
+    client.create_registered_model("stopped")
+    source = resolve("models:/digits/1").model_id
+    version = client.create_model_version("stopped", f"models:/{source}", model_id=source).version
+    uri, where = f"models:/stopped/{version}", urlencode({"name": "stopped", "version": version})
+    stored = store_audit(uri, {"model/accuracy": metric(0.98)}, tmp_path / "a", picture=b"the picture")
+    found = {"metric": "model/reliance/found", "value": 1.0, "limit": "at most 0", "verdict": "fail"}
+    checks = [found | {"reason": f"1 is not at most 0. Class hawk hangs on one small spot {EVIL}"}]
+    checks += [{"metric": "model/accuracy", "value": 0.98, "limit": "at least 0.95", "verdict": "pass"}, "odd", {}]
+    set_gate(uri, verdict="fail", failed=["model/reliance/found"], checks=checks)
+    answer = page.get(f"/auditor/version?{where}")
+    assert "model/reliance/found 1 at most 0 1 is not at most 0. Class hawk hangs on one small spot" in text_of(answer)
+    assert "<script>alert" not in answer.text
+    assert "at least 0.95" not in answer.text
+    (address,) = re.findall(r'<img src="([^"]+)" alt="Pictures of what', answer.text)
+    shown_picture = page.get(address.replace("&amp;", "&"))
+    assert (shown_picture.content, shown_picture.headers["content-type"]) == (b"the picture", "image/png")
+    assert shown_picture.headers["content-security-policy"].startswith("sandbox;")
+    (stored / "findings.png").write_bytes(b"another picture")
+    assert page.get(f"/auditor/picture?{where}").status_code == 409
+    assert page.get("/auditor/picture?name=shown&version=1").status_code == 404
+
+
 def test_comparison_says_better_and_worse_only_where_it_means_something(page, shown):
     query = {"left": "shown", "left_version": "champion", "right": "shown", "right_version": "2"}
     text = text_of(page.get(f"/auditor/compare?{urlencode(query)}"))
@@ -230,7 +262,7 @@ def test_tampered_reports_audits_and_explainers_are_named_and_never_shown(page, 
     answer = page.get(f"/auditor/report?{where}")
     assert answer.status_code == 409
     assert "as edited" not in answer.text
-    assert "report.html of models:/shown/4 is not what was stored" in text_of(answer)
+    assert f"report.html of {uri} is not what was stored" in text_of(answer)
     (stored / "audit.json").write_text((stored / "audit.json").read_text().replace("0.123", "0.999"))
     audit = page.get(f"/auditor/version/audit?{where}").text
     assert "✗ not verified" in audit

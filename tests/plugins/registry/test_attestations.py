@@ -70,6 +70,7 @@ def test_everything_of_the_version_is_signed_and_said_by_whom(world, trusted):
     assert {x.part: x.says for x in entries if x.part in ("audit", "verdict")}["verdict"] == "PASSED"
     lines = history.verify(history.entries("signed"), heads=history.heads_of("signed"), trusted=trusted)
     assert [x.problem for x in lines if x.problem] == []
+    lines = history.shown(lines)
     assert [x.action for x in lines] == ["sign", "attach", "audit", "gate", "promote"]
     assert [x.signer for x in lines] == ["", *["alice"] * 4]
 

@@ -231,3 +231,26 @@ def test_other_preprocessing_after_the_audit_voids_it(version):
     (check,) = [c for c in gate.checks if c.metric == "explainer/concepts/verified"]
     assert "other preprocessing" in check.reason
     assert aliases(uri) == []
+
+
+def test_other_weights_than_those_audited_are_no_reason_to_audit_again(version, monkeypatch):
+    """The hole: a tampered model without a pin was audited anew, and a red verdict stored over the good one."""
+    import torch
+
+    uri, data, policy = version
+    run_gate(uri, policy)
+    current = resolve(uri)
+    mlflow.MlflowClient().delete_model_version_tag(current.name, current.version, tags.MODEL)
+    real, before = gates.load_subject, dict(resolve(uri).tags)
+
+    def tampered(*args, **options):
+        subject = real(*args, **options)
+        with torch.no_grad():
+            next(iter(subject.module.parameters())).mul_(1.5)
+        return subject
+
+    monkeypatch.setattr(gates, "load_subject", tampered)
+    for given in (None, data):
+        with pytest.raises(TamperError, match=r"has other weights than when it was audited .* Nothing was stored"):
+            run_gate(uri, policy, data=given)
+    assert dict(resolve(uri).tags) == before

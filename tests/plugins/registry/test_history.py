@@ -145,5 +145,19 @@ def test_a_history_that_cannot_be_written_is_a_warning(version, caplog, monkeypa
 
     monkeypatch.setattr(mlflow.MlflowClient, "set_registered_model_tag", refused)
     assert history.append(version, "audit", {}) is None
-    assert "is done, but not in the model's history" in caplog.text
+    assert "is not in the model's history" in caplog.text
     assert history.append(replace(version, name=""), "audit", {}) is None
+
+
+def test_a_deed_stands_between_two_entries_and_a_killed_one_after_its_beginning(version):
+    start = len(history.entries("logged"))
+    with pytest.raises(KeyboardInterrupt), history.noted(version, "audit", {"audit.json": "1" * 64}):
+        raise KeyboardInterrupt
+    with history.noted(version, "gate", {"verdict.json": "2" * 64}, "pass"):
+        during = [e.action for e in history.entries("logged")[start:]]
+    assert during == ["begin audit", "begin gate"]
+    entries = history.entries("logged")[start:]
+    assert [e.action for e in entries] == ["begin audit", "begin gate", "gate"]
+    assert [e.action for e in history.shown(entries)] == ["begin audit", "gate"]
+    again = replace(entries[1], number=99)  # a later beginning is not that of what was done before
+    assert [e.action for e in history.shown([*entries, again])] == ["begin audit", "gate", "begin gate"]

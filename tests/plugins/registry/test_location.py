@@ -191,3 +191,25 @@ def test_a_folder_is_downloaded_whole_or_said_to_be_missing(tmp_path):
     assert [p.name for p in (tmp_path / "here").iterdir()] == ["explainers"]
     with pytest.raises(TamperError, match=r"explainers/d is missing from the artifact store of models:/m/3; attach it"):
         version.download("explainers/d", tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ModuleNotFoundError("no", name="boto3"), r"needs boto3, .* pip install 'mlflow-auditor\[s3\]'"),
+        (ModuleNotFoundError("no", name="azure.core"), r"needs azure, .* pip install azure"),
+    ],
+)
+def test_a_store_whose_package_is_missing_says_what_to_install(error, sentence):
+    with pytest.raises(RegistryError, match=sentence), mlflow_errors("model m"):
+        raise error
+
+
+def test_what_the_library_of_a_store_raises_is_one_sentence():
+    exceptions = pytest.importorskip("botocore.exceptions")
+    error = exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
+    sentence = "model m: its store failed: EndpointConnectionError: Could not connect"
+    with pytest.raises(RegistryError, match=sentence), mlflow_errors("model m"):
+        raise error
+    with pytest.raises(ZeroDivisionError), mlflow_errors("model m"):  # ours to repair, not the store's
+        raise ZeroDivisionError

@@ -156,7 +156,9 @@ def test_folders_that_hold_no_such_model_are_refused(registry, tmp_path):
     with pytest.raises(ModelError, match="there is no MLmodel file at its source"):
         plugins.load_subject(str(tmp_path))
     (tmp_path / "MLmodel").write_text("flavors: {sklearn: {}, python_function: {}}")
-    with pytest.raises(ModelError, match="want an MLflow model of flavor pytorch, got python_function, sklearn"):
+    with pytest.raises(
+        ModelError, match="want an MLflow model of flavor pytorch, transformers or onnx, got python_function, sklearn"
+    ):
         plugins.load_subject(str(tmp_path))
     (tmp_path / "MLmodel").write_text("flavors: {pytorch: {model_data: data}}")
     (tmp_path / "data").mkdir()
@@ -176,3 +178,15 @@ def test_describe_keeps_what_is_not_given_and_refuses_names_twice(registry, tiny
         plugins.describe(uri, class_names=["a", "b", "a"])
     with pytest.raises(ModelError, match=r"does not run on images of shape \(1, 20, 20\)"):
         plugins.load_subject(uri, size=[20])
+
+
+def test_a_missing_file_is_called_missing_and_no_pickle(registry, tiny, tmp_path):
+    import shutil
+
+    uri = plugins.log_subject(tiny, "whole", experiment="tests")
+    folder = tmp_path / "model"
+    shutil.copytree(resolve(uri).root.removeprefix("file://"), folder)
+    (folder / "data" / "model.pt2").unlink()
+    with pytest.raises(ModelError, match=r"neither data/model\.pt2 nor data/model\.pth; restore them") as error:
+        plugins.load_subject(str(folder))
+    assert "pickle" not in str(error.value)
