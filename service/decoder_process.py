@@ -10,6 +10,7 @@ second.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ from typing import Any
 
 from auditor.service.image_decoding import decode_pixels
 from auditor.service.json_bodies import MAX_REST, Part, split_body
+from auditor.service.kserve_v2 import split_tensors
 from auditor.service.problems import Problem
 
 LENGTHS = struct.Struct(">II")
@@ -46,7 +48,10 @@ def answer(header: Mapping[str, Any], payload: bytes) -> bytes:
             c, h, w = header["shape"]
             pixels = decode_pixels(payload, (c, h, w), header["resize"], header["max_pixels"])
             return packed({"shape": pixels.shape}, pixels.tobytes())
-        rest, parts = split_body(payload, header["images"])
+        split = (
+            split_tensors if header["images"] == "inputs" else functools.partial(split_body, images=header["images"])
+        )
+        rest, parts = split(payload)
         return _packed_body(rest, parts)
     except Problem as problem:
         return packed({"problem": [problem.status, problem.message, problem.code]})

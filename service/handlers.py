@@ -18,17 +18,21 @@ from torch import Tensor
 from auditor.errors import AuditError
 from auditor.explainers.answer_options import deprecation, with_new_names
 from auditor.explainers.manifest import finite
+from auditor.service import kserve_v2
 from auditor.service.batch_answer import AnswerJson, Job
-from auditor.service.openapi import document
+from auditor.service.json_bodies import Part
+from auditor.service.openapi import document, release
 from auditor.service.problems import Problem, problem_of, problem_of_validation
 from auditor.service.prometheus import exposition
-from auditor.service.request_parsing import read, read_json
+from auditor.service.request_parsing import read, read_json, read_tensors
 from auditor.service.served_version import ServedVersion
 from auditor.service.settings import Settings
 from auditor.service.tracing import describe_span, draw_stages
 from auditor.service.types import (
+    MAX_BATCH,
     ExplainBatchRequest,
     ExplainRequest,
+    InferRequest,
     KServeRequest,
     Options,
     PredictRequest,
@@ -137,6 +141,45 @@ class Routes:
         answers, _ = await self._instances(request, ONLY_PREDICT)
         return _json({"predictions": [answer["prediction"] for answer in answers]})
 
+    # KServe, V2 protocol
+
+    async def v2_server(self, request: Request) -> Response:
+        """Say what this server is."""
+        return _json({"name": "mlflow-auditor", "version": release(), "extensions": ["binary_tensor_data"]})
+
+    async def v2_live(self, request: Request) -> Response:
+        """Say that the process lives."""
+        return _json({"live": True})
+
+    async def v2_ready(self, request: Request) -> Response:
+        """Say that a model is loaded; 503 before."""
+        await self.worker.ready()
+        return _json({"ready": True})
+
+    async def v2_model_ready(self, request: Request) -> Response:
+        """Say that the model of this name is loaded."""
+        return _json({"name": (await self._named(request)).name, "ready": True})
+
+    async def v2_model(self, request: Request) -> Response:
+        """Say what the model takes and gives."""
+        version = await self._named(request)
+        return _json(
+            kserve_v2.metadata(version.name, version.explained.identity["version"], version.subject.input_shape)
+        )
+
+    async def v2_infer(self, request: Request) -> Response:
+        """Predict a tensor of images, and explain them where that is asked for."""
+        started = time.perf_counter()
+        version = await self._named(request)
+        body, parts = await read_tensors(request, InferRequest, self.worker.decoders)
+        names: list[str] = [output.name for output in body.outputs]
+        names = names or list(kserve_v2.OUTPUTS)
+        asked = body.parameters if isinstance(body.parameters, Options) else Options()
+        options = asked if kserve_v2.EXPLANATION in names else ONLY_PREDICT
+        answers, renamed = await self._of_parts(request, version, parts, options, started, "inputs.0.data")
+        request_id = body.id or request.scope["auditor.request_id"]
+        return _json(kserve_v2.answered(answers, names, request_id, version.explained.identity), renamed)
+
     # operation
 
     async def metrics(self, request: Request) -> Response:
@@ -201,20 +244,36 @@ class Routes:
         started = time.perf_counter()
         version = await self._named(request)
         body, parts = await read_json(request, KServeRequest, "instances", self.worker.decoders)
-        options = forced or body.parameters
+        shared = forced or body.parameters
+        return await self._of_parts(request, version, parts, shared, started, "instances", own_options=forced is None)
+
+    async def _of_parts(
+        self,
+        request: Request,
+        version: ServedVersion,
+        parts: list[Part],
+        shared: Options,
+        started: float,
+        where: str,
+        *,
+        own_options: bool = False,
+    ) -> tuple[list[AnswerJson], dict[str, str]]:
+        """Return the answers of a request's images, and the old names of options that were used."""
+        if len(parts) > MAX_BATCH:
+            raise Problem(422, f"{where}: {len(parts)} images came, {MAX_BATCH} are taken at once.")
         files = [part.file for part in parts if part.file is not None]
         decoded = iter(await self.worker.decoders.pixels(files, version.subject.preprocessing))
         jobs: list[Job] = []
-        renamed = dict(body.parameters.renamed)
+        renamed = dict(shared.renamed)
         for i, part in enumerate(parts):
             try:
                 x = next(decoded) if part.file is not None else from_numbers(part.numbers, version)
                 if isinstance(x, Problem):
                     raise x
-                instance_options = options if forced else options_of_instance(part.options, options)
-                jobs.append(self._job_of(version, x, instance_options))
+                options = options_of_instance(part.options, shared) if own_options else shared
+                jobs.append(self._job_of(version, x, options))
             except Problem as problem:
-                raise Problem(problem.status, f"instances.{i}: {problem.message}"[:400], code=problem.code) from None
+                raise Problem(problem.status, f"{where}.{i}: {problem.message}"[:400], code=problem.code) from None
         answers = await self.worker.answer(jobs)
         for job, answer in zip(jobs, answers, strict=True):
             if isinstance(answer, Problem):

@@ -11,6 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 from auditor.explainers.kinds import BUILT_IN
 from auditor.service import types
+from auditor.service.kserve_v2 import OUTPUTS, answered, metadata
 from auditor.service.problems import BY_STATUS
 from auditor.service.routes import PARAMETERS, TABLE, Entry
 
@@ -37,6 +38,7 @@ EXPLANATION = {
     "residual": 0.2,
     "others": 2.4,
     "concepts": [CONCEPT],
+    "lines": [],
     "extra": {"integration_error": 0.0001},
     "problem": "",
 }
@@ -124,7 +126,21 @@ def examples() -> dict[str, Any]:
         "kserve_model": {"name": "digits", "ready": True},
         "kserve_explain": {"explanations": [EXPLAINED]},
         "kserve_predict": {"predictions": [PREDICTION]},
+        "v2_server": {"name": "mlflow-auditor", "version": "0.2.0", "extensions": ["binary_tensor_data"]},
+        "v2_live": {"live": True},
+        "v2_ready": {"ready": True},
+        "v2_model_ready": {"name": "digits", "ready": True},
+        "v2_model": metadata("digits", "1", (1, 8, 8)),
+        "v2_infer": answered([{"prediction": PREDICTION}], OUTPUTS, ID, MODEL),
     }
+
+
+def release() -> str:
+    """Return the version of the package."""
+    try:
+        return version("mlflow-auditor")
+    except PackageNotFoundError:
+        return "0"
 
 
 @cache
@@ -136,10 +152,6 @@ def document() -> dict[str, Any]:
         if isinstance(item, type) and issubclass(item, types.Message) and item is not types.Message
     ]
     _, schemas = models_json_schema([(item, "validation") for item in messages], ref_template=REF + "{model}")
-    try:
-        release = version("mlflow-auditor")
-    except PackageNotFoundError:
-        release = "0"
     paths: dict[str, dict[str, Any]] = {}
     for entry in TABLE:
         if entry.in_document:
@@ -148,7 +160,7 @@ def document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "mlflow-auditor",
-            "version": release,
+            "version": release(),
             "description": "A registered image model that explains itself: the prediction, the few concepts that made "
             "it, and how stable all of that is. Every error is {'error': {'code', 'message', 'request_id'}}.",
         },

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from auditor.explainers.answer_options import OLD_NAMES
 from auditor.service.decoder_pool import DecoderPool
 from auditor.service.json_bodies import GIVEN, Part, from_base64, split_body
+from auditor.service.kserve_v2 import HEADER, json_length_of, split_tensors
 from auditor.service.problems import Problem, problem_of_validation
 from auditor.service.types import MAX_BATCH
 
@@ -56,6 +57,20 @@ async def read_json(
         rest, parts = split_body(content, images)
     else:
         rest, parts = await decoders.split_body(content, images)
+    try:
+        return kind.model_validate(rest), parts
+    except ValidationError as error:
+        raise problem_of_validation(error) from None
+
+
+async def read_tensors(request: Request, kind: type[M], decoders: DecoderPool | None = None) -> tuple[M, list[Part]]:
+    """Return a body of KServe's V2 protocol as its type, without its data, and the images."""
+    content = await request.body()
+    length = json_length_of(request.headers.get(HEADER), content)
+    if decoders is None or length is not None or len(content) <= SMALL_JSON:
+        rest, parts = split_tensors(content, length)  # binary data is not parsed, however large it is
+    else:
+        rest, parts = await decoders.split_body(content, "inputs")
     try:
         return kind.model_validate(rest), parts
     except ValidationError as error:

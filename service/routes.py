@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -165,6 +165,48 @@ TABLE = (
         "KServe V1: whether the model is ready.",
         answer=types.KServeModel,
     ),
+    Entry("GET", "/v2", "v2_server", "KServe V2: the server.", answer=types.ServerMetadata, needs_key=False),
+    Entry(
+        "GET",
+        "/v2/health/live",
+        "v2_live",
+        "KServe V2: whether the process lives.",
+        answer=types.ServerLive,
+        needs_key=False,
+        is_logged=False,
+    ),
+    Entry(
+        "GET",
+        "/v2/health/ready",
+        "v2_ready",
+        "KServe V2: whether a verified model is loaded.",
+        answer=types.ServerReady,
+        needs_key=False,
+        is_logged=False,
+    ),
+    Entry(
+        "GET",
+        "/v2/models/{name}/ready",
+        "v2_model_ready",
+        "KServe V2: whether the model is ready.",
+        answer=types.KServeModel,
+    ),
+    Entry(
+        "POST",
+        "/v2/models/{name}/infer",
+        "v2_infer",
+        "KServe V2: predict a tensor of images; explain them when the output `explanation` is asked for.",
+        types.InferRequest,
+        answer=types.InferAnswer,
+        limits=ALL_LIMITS,
+    ),
+    Entry(
+        "GET",
+        "/v2/models/{name}",
+        "v2_model",
+        "KServe V2: what the model takes and gives.",
+        answer=types.ModelMetadata,
+    ),
     Entry("GET", "/openapi.json", "openapi", "The OpenAPI document.", needs_key=False, in_document=False),
     Entry("GET", "/docs.json", "openapi", "The same, where BentoML has it.", needs_key=False, in_document=False),
     Entry("GET", "/metrics", "metrics", "Prometheus metrics of all workers.", is_logged=False),
@@ -232,6 +274,9 @@ def _endpoint(handlers: Callable[[], Any], name: str) -> Callable[[Request], Awa
 
 
 async def _to_page(request: Request) -> Response:
+    """Send browsers to the page; a client of KServe's V1 protocol asks here whether the server lives."""
+    if request.url.path == "/" and "text/html" not in request.headers.get("accept", ""):
+        return JSONResponse({"status": "alive"})
     return RedirectResponse("ui/", 307)  # relative: the service may stand below a path of a proxy
 
 

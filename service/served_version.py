@@ -61,6 +61,12 @@ class ServedVersion:
         return self.explained.forward
 
     @property
+    def is_expired(self) -> bool:
+        """Whether the certificate of whoever said that it passed has expired since."""
+        expires = (self.explained.attestation or {}).get("expires")
+        return bool(expires) and datetime.now(timezone.utc) >= datetime.fromisoformat(str(expires))
+
+    @property
     def label(self) -> str:
         """Return how logs name it."""
         return f"models:/{self.name}/{self.version}" if self.name else self.uri
@@ -133,8 +139,7 @@ def fingerprint(version: ModelVersion, settings: Settings | None = None) -> str:
     """
     parts: list[Any] = [version.name, version.version, version.root, what_is_served(version.tags)]
     if settings is not None and settings.require_verdict is not None:
-        keys = [(key.keyid, key.problem()) for key in read_trusted(settings.require_verdict).keys]
-        parts += [version.tags.get(GATE), keys]
+        parts += [version.tags.get(GATE), read_trusted(settings.require_verdict).state()]
     return hashlib.sha256(repr(tuple(parts)).encode()).hexdigest()
 
 
@@ -177,8 +182,8 @@ def _attestation(settings: Settings, version: ModelVersion, subject: Subject) ->
 
     if not version.name:
         raise SignatureError(f"{version.label}: --require-verdict is for versions of registered models.")
-    attestation = passed_by(version, subject, read_trusted(settings.require_verdict)).to_json()
-    return {k: attestation[k] for k in ("digest", "signer", "keyid", "time", "says")}
+    attestation = passed_by(version, subject, read_trusted(settings.require_verdict))
+    return {k: getattr(attestation, k) for k in ("digest", "signer", "keyid", "time", "says", "expires")}
 
 
 def move_subject(subject: Subject, settings: Settings) -> None:
@@ -193,7 +198,7 @@ def move_subject(subject: Subject, settings: Settings) -> None:
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.precision]
     if device != "cpu" or dtype != torch.float32:
         try:
-            subject.move(device, dtype)
+            subject.to(device, dtype)
         except (RuntimeError, AssertionError) as error:
             raise OptionError(f"device {device}: {' '.join(str(error).split())[:160]}") from error
 

@@ -15,11 +15,11 @@ from opentelemetry import trace
 
 from auditor.errors import OptionError
 from auditor.service.library_internals import tracer_provider
+from auditor.service.routes import TABLE
 from auditor.service.settings import Settings
 
 NEEDED = "AUDITOR_OTLP_ENDPOINT needs OpenTelemetry's exporter; install it with: pip install 'mlflow-auditor[otel]'."
 EXPORTER = "opentelemetry.exporter.otlp.proto.http"
-NOT_TRACED = ["/livez", "/readyz", "/healthz", "/metrics"]
 
 
 def tracing_config(settings: Settings) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def tracing_config(settings: Settings) -> dict[str, Any]:
         "tracing": {
             "exporter_type": "otlp",
             "sample_rate": settings.trace_rate,
-            "excluded_urls": NOT_TRACED,
+            "excluded_urls": [entry.path for entry in TABLE if not entry.is_logged],
             "otlp": {"protocol": "http", "endpoint": settings.otlp_endpoint, "http": {}},
         }
     }

@@ -85,6 +85,44 @@ class KServeRequest(Message):
     parameters: Options = Field(default_factory=Options, description="Options for all instances.")
 
 
+class InferTensor(Message):
+    """The tensor of ``POST /v2/models/{name}/infer``: image files, or pixels."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(description="Any name.")
+    shape: list[int] = Field(description="(images,) of files, (images, height, width[, channels]) of pixels.")
+    datatype: str = Field(description="BYTES for files; UINT8 (0 to 255), FP16, FP32 or FP64 (0 to 1) for pixels.")
+    data: Any = Field(default=None, description="Files in base64; numbers, flat or nested. Absent where binary.")
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+
+class InferOutput(BaseModel):
+    """An output that is asked for."""
+
+    name: Literal["label", "index", "probability", "explanation"]
+
+
+class InferRequest(Message):
+    """Body of ``POST /v2/models/{name}/infer``, KServe's V2 protocol (Open Inference Protocol)."""
+
+    model_config = ConfigDict(
+        extra="ignore",  # KServe's clients add fields of their own, such as the model's name
+        json_schema_extra={
+            "examples": [{"inputs": [{"name": "images", "shape": [1], "datatype": "BYTES", "data": [TINY_PNG]}]}]
+        },
+    )
+
+    id: str = Field(default="", max_length=200, description="Comes back with the answer.")
+    inputs: list[InferTensor] = Field(min_length=1, max_length=1)
+    outputs: list[InferOutput] = Field(
+        default_factory=list, description="`explanation` is computed when it is named here. None named: all others."
+    )
+    parameters: Options | dict[str, Any] = Field(
+        default_factory=Options, description="Options of the explanation; what KServe's own clients add is ignored."
+    )
+
+
 # answers
 
 
@@ -146,6 +184,7 @@ class ExplanationAnswer(Message):
     residual: float | None
     others: float = Field(default=0.0, description="Sum of the contributions that `top_k` left out.")
     concepts: list[ConceptAnswer]
+    lines: list[str] = Field(default_factory=list, description="What it says beyond its concepts, as lines of text.")
     extra: dict[str, Any] = Field(default_factory=dict, description="What this kind adds to that.")
     problem: str = Field(default="", description="Why this explainer has nothing to say of this image, if so.")
 
@@ -172,6 +211,7 @@ class AttestationAnswer(Message):
     keyid: str
     time: str
     says: str = Field(description="PASSED: what the verification summary says.")
+    expires: str = Field(default="", description="When the signer's key or certificate expires; empty: never.")
 
 
 class ModelAnswer(Message):
@@ -264,7 +304,11 @@ class ModelInfo(Message):
     attestation: AttestationAnswer | None = None
     uri: str
     input_shape: tuple[int, int, int]
-    resize: Literal["stretch", "crop"] = Field(default="stretch", description="How an image comes to that size.")
+    resize: str = Field(
+        default="stretch",
+        pattern=r"^(stretch|crop)(-\d{1,5})?(-[a-z]+)?$",
+        description="How an image comes to that size: stretched, or its middle; crop-256: scaled to 256 before.",
+    )
     class_names: list[str]
     output: Literal["logits", "softmax", "log-softmax", "sigmoid", "multilabel"] = Field(
         default="logits", description="What the model puts out; probabilities and logits are right whatever it is."
@@ -335,8 +379,64 @@ class KServePredictAnswer(Message):
     predictions: list[Prediction]
 
 
+class InferredTensor(Message):
+    """One output: a value per image."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]
+
+
+class InferAnswer(Message):
+    """Answer of ``POST /v2/models/{name}/infer``."""
+
+    id: str
+    model_name: str
+    model_version: str
+    outputs: list[InferredTensor]
+
+
+class TensorMetadata(Message):
+    """What a tensor is; -1 is any number."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(Message):
+    """Answer of ``GET /v2/models/{name}``."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(Message):
+    """Answer of ``GET /v2``."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(Message):
+    """Answer of ``GET /v2/health/live``."""
+
+    live: bool
+
+
+class ServerReady(Message):
+    """Answer of ``GET /v2/health/ready``."""
+
+    ready: bool
+
+
 class KServeModel(Message):
-    """Answer of ``GET /v1/models/{name}``."""
+    """Answer of ``GET /v1/models/{name}`` and of ``GET /v2/models/{name}/ready``."""
 
     name: str
     ready: bool

@@ -20,7 +20,7 @@ from auditor.service.decoder_pool import DecoderPool
 from auditor.service.json_logs import log_event
 from auditor.service.problems import Problem
 from auditor.service.prometheus import READY, RELOADS, VERIFICATION_FAILURES
-from auditor.service.request_cost import Pace, check_cost, is_slow, seconds
+from auditor.service.request_cost import Pace, check_cost, is_slow, seconds, within_time
 from auditor.service.served_version import ServedVersion, fingerprint, load_version
 from auditor.service.settings import Settings
 from auditor.service.types import Options
@@ -92,6 +92,7 @@ class Worker:
 
     async def answer(self, jobs: Sequence[Job]) -> list[AnswerJson | Problem]:
         """Answer the jobs of a request in the queue they belong to by their cost; what costs too much is refused."""
+        jobs = within_time(jobs, self.pace, self.settings)
         costs_s = [seconds(job, self.pace, self.settings) for job in jobs]
         cost_s, timeout_s = sum(costs_s), self.settings.request_timeout_s
         check_cost(jobs, cost_s, timeout_s)
@@ -143,7 +144,7 @@ class Worker:
         try:
             version = resolve(self.settings.model)  # once: what is looked at is what is loaded
             mark = fingerprint(version, self.settings)
-            if self.served is not None and mark == self.served.fingerprint:
+            if self.served is not None and mark == self.served.fingerprint and not self.served.is_expired:
                 self._refused_mark = ""
                 return None
             if mark == self._refused_mark:

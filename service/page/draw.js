@@ -29,8 +29,11 @@ export const peak = (heat) => (heat?.values ? Math.max(0, ...heat.values.flat())
 /** The part of an image that the model sees: all of it when it is stretched, the centre when it is cropped. */
 function seenPart(image, [height, width], resize) {
   const w = image.width, h = image.height;
-  if (resize !== "crop") return [0, 0, w, h];
-  const scale = Math.min(w / width, h / height);
+  const [way, side] = resize.split("-");
+  const before = /^\d+$/.test(side ?? "") ? Number(side) : 0; // pixels to which it is scaled before the middle is cut
+  if (way !== "crop" && !before) return [0, 0, w, h];
+  if (way !== "crop") return [(w - w * width / before) / 2, (h - h * height / before) / 2, w * width / before, h * height / before];
+  const scale = before ? Math.min(w, h) / before : Math.min(w / width, h / height);
   return [(w - width * scale) / 2, (h - height * scale) / 2, width * scale, height * scale];
 }
 

@@ -104,7 +104,12 @@ function table(entry, explanation, view) {
     h("tbody", {}, rows), foot), redraw };
 }
 
-/** The way of an image through a decision tree: its rules in order, the leaf it ends in, and what would lead elsewhere. */
+/** Whether an explanation holds a way through rules, in the form that `pathOf` draws. */
+function hasPath({ extra }) {
+  return Array.isArray(extra?.path) && Array.isArray(extra.alternatives) && extra.path.every((step) => typeof step?.rule === "string");
+}
+
+/** The way of an image through rules: these in order, the leaf it ends in, and what would lead elsewhere. */
 function pathOf(explanation, view) {
   const { path, leaf, gallery, alternatives, tree_class, tree_probability, network_class, agrees_with_model } = explanation.extra;
   const steps = path.map((step) => h("li", {}, h("span", { class: "rule" }, step.rule), " ", h("span", { class: `number ${side(step.contribution)}` }, signed(step.contribution))));
@@ -152,8 +157,9 @@ export function explanationView(entry, view) {
     if (explanation.problem) return h("section", { class: "card" }, title, h("p", {}, explanation.problem));
     const made = table(entry, explanation, tableView);
     redraw.push(...made.redraw);
-    const words = explanation.extra?.basis?.words; // which of its bases explains the image, where classes have their own
-    return h("section", { class: "card" }, title, words ? h("p", { class: "pale" }, words) : null, made.element, explanation.extra?.path ? pathOf(explanation, view) : null);
+    const beyond = hasPath(explanation) ? pathOf(explanation, view)
+      : (explanation.lines ?? []).map((line) => h("p", { class: "pale line" }, line));
+    return h("section", { class: "card" }, title, made.element, beyond);
   });
   const picture = h("section", { class: "card picture" },
     h("h3", {}, entry.name),

@@ -243,3 +243,17 @@ def test_the_key_goes_to_no_other_address():
     with client, pytest.raises(ServiceError, match="status 302"):
         client.model()
     assert asked == [("127.0.0.1", "secret")]
+
+
+def test_every_verb_speaks_to_a_route_of_the_table():
+    from auditor.service import client
+    from auditor.service.routes import TABLE
+
+    calls = [client.explain(b"x"), client.explain_batch([b"x"]), client.predict(b"x"), client.explainers()]
+    calls += [client.model(), client.samples(), client.gallery("a name")]
+    verbs = {name for name, value in vars(client._Verbs).items() if isinstance(value, client.Verb)}
+    assert len(calls) == len(verbs)
+    entries = {(entry.method, entry.label): entry for entry in TABLE if entry.in_document}
+    for call in calls:
+        path = "/gallery" if call.path.startswith("/gallery/") else call.path
+        assert (call.method, path) in entries, call.path

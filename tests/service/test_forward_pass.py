@@ -78,7 +78,7 @@ def check_a_mixed_batch(by_onnx, by_torch, images):
             run = loaded.forward.run
             patch.setattr(loaded.forward, "run", lambda x, run=run, sizes=sizes: sizes.append(len(x)) or run(x))
             document[loaded.forward.engine] = answer_batch(jobs(loaded))
-        assert sizes == [5 + 2 * 3 + 1], "five images, three copies of two of them, one of another"
+        assert sizes == [5 + 2 * 4 + 1], "five images, four copies of two of them, one of another"
         document[f"{loaded.forward.engine} alone"] = [answer_batch([one])[0] for one in jobs(loaded)]
     for one, other in (("onnx", "onnx alone"), ("torch", "torch alone"), ("onnx", "torch")):
         for a, b in zip(document[one], document[other], strict=True):

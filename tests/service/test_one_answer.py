@@ -137,12 +137,10 @@ class Reply(io.BytesIO):
     headers: dict[str, str] = {}  # noqa: RUF012
 
 
-@pytest.mark.parametrize("stability", ["off", "fast", "full"])
-def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_path, monkeypatch, stability):
+def answers_by_every_way(rest, cli, uri, explainers, picture, path, options, monkeypatch) -> dict[str, dict]:
+    """The answer for one image by each way to it; lists of names go by commas where a way takes text."""
     content, x = picture
-    path = tmp_path / "image.png"
     path.write_bytes(content)
-    options = {**OPTIONS, "stability": stability, "heatmaps": "array"}
     encoded = base64.b64encode(content).decode()
 
     def posted(request, *_args, **_kwargs):
@@ -152,27 +150,43 @@ def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_pa
         return Reply(response.content)
 
     monkeypatch.setattr("urllib.request.urlopen", posted)
-    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", value)]
-    flags = ["*" if isinstance(part, list) else part for part in flags]
+    form = {name: ",".join(value) if isinstance(value, list) else value for name, value in options.items()}
+    flags = [part for name, value in form.items() for part in (f"--{name.replace('_', '-')}", value)]
     client = Client("http://localhost", transport=InProcess(rest))
-    subject = load_subject(everything)
-    explainers = {name: load(everything, name, subject=subject) for name in sorted(["nmf", "xnn", *KINDS])}
-    form = {**options, "explainers": "*"}
-    ways = {
+    return {
         "REST": rest.post("/explain", json={"image": encoded, **options}).json(),
         "form": rest.post("/explain", files={"image": content}, data=form).json(),
+        "raw": rest.post("/explain", content=content, params=form, headers={"content-type": "image/png"}).json(),
         "batch": rest.post("/explain_batch", json={"images": [encoded, encoded], **options}).json()["answers"][1],
         "KServe": rest.post(
             "/v1/models/everything:explain", json={"instances": [{"b64": encoded}], "parameters": options}
+        ).json()["explanations"][0],
+        "KServe, each": rest.post(
+            "/v1/models/everything:explain", json={"instances": [{"b64": encoded, **options}]}
         ).json()["explanations"][0],
         "deployments": AuditorDeploymentClient("auditor://localhost:80").explain(
             "everything", [{"image": content, **options}]
         )[0],
         "client": client.explain(content, **options).model_dump(mode="json"),
-        "terminal": cli.json("explain", everything, path, *flags),
-        "Python, registry": explain_image(everything, path, **options),
-        "Python, library": answer_images(subject, explainers, x[None], **options)[0].to_json(),
+        "terminal": cli.json("explain", uri, path, *flags),
+        "Python, registry": explain_image(uri, path, **options),
+        "Python, library": answer_images(load_subject(uri), explainers, x[None], **options)[0].to_json(),
     }
+
+
+@pytest.fixture(scope="module")
+def loaded(everything):
+    subject = load_subject(everything)
+    return subject, {name: load(everything, name, subject=subject) for name in sorted(["nmf", "xnn", *KINDS])}
+
+
+@pytest.mark.parametrize("stability", ["off", "fast", "full"])
+def test_every_way_gives_the_same_numbers(rest, cli, everything, loaded, picture, tmp_path, monkeypatch, stability):
+    x, (subject, explainers) = picture[1], loaded
+    options = {**OPTIONS, "stability": stability, "heatmaps": "array"}
+    ways = answers_by_every_way(
+        rest, cli, everything, explainers, picture, tmp_path / "image.png", options, monkeypatch
+    )
     first = ways["REST"]
     assert {e["kind"] for e in first["explanations"]} == {"nmf", "xnn", *KINDS}
     assert all(e["concepts"] and not e["problem"] for e in first["explanations"])
@@ -190,6 +204,25 @@ def test_every_way_gives_the_same_numbers(rest, cli, everything, picture, tmp_pa
         (audited,) = case.explain(subject, "as it is", sample, x[None], [3])
         wanted = {c["index"]: c["contribution"] for c in e["concepts"]}
         assert not differences(wanted, {c.index: c.contribution for c in audited.concepts}), e["name"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"explainers": ["xnn", "nmf"], "top_k": 2, "seed": 1, "heatmaps": "array"}, [("xnn", 2), ("nmf", 2)]),
+        ({"explainers": ["tree"], "target": 0, "top_k": 1, "heatmaps": "none", "radius": 0.3}, [("tree", 1)]),
+        ({"explainers": ["rde"], "stability": "off", "heatmaps": "none", "top_k": 3, **SEARCH}, [("rde", 3)]),
+    ],
+)
+def test_a_choice_is_the_same_by_every_way(
+    rest, cli, everything, loaded, picture, tmp_path, monkeypatch, options, shown
+):
+    ways = answers_by_every_way(rest, cli, everything, loaded[1], picture, tmp_path / "image.png", options, monkeypatch)
+    first = ways["REST"]
+    assert [(e["name"], len(e["concepts"])) for e in first["explanations"]] == shown
+    assert (first["stability"] is None) == ("stability" in options)
+    for name, answer in ways.items():
+        assert not differences(first, answer), name
 
 
 def _taken(explainers, explanation):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import live_server as ls
-from tests.service.browser import Browser, chromium
+from tests.browser import Browser, chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 KEY = "a key for tests"
@@ -291,3 +291,24 @@ def test_the_page_loads_nothing_from_elsewhere(page, live):
         policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
+
+
+def test_axe_finds_nothing_in_any_state(page, live):
+    """Light and dark, wide and a phone: before an image, explained, compared, the gallery, an error, the key's form."""
+    states = {
+        "empty": "",
+        "explained": "#samples button:nth-child(1)",
+        "compared": "#tab-compare",
+        "gallery": "#tab-gallery",
+    }
+    for name, selector in states.items():
+        if name == "explained":
+            take_samples(page, 1, 2)
+        elif selector:
+            page.click(selector)
+        for dark in (False, True):
+            for width in (1280, 360):
+                page.look(width, 900, dark=dark)
+                assert page.violations() == [], (name, dark, width)
+        page.look(1280, 900)
+    page.messages()

@@ -1,5 +1,7 @@
 """``--require-verdict``: only what a trusted key has passed is served, while it counts, and answers say so."""
 
+from dataclasses import replace
+
 import mlflow
 import numpy as np
 import pytest
@@ -87,3 +89,15 @@ def test_a_version_whose_key_is_revoked_is_no_longer_served(registry, passed, tm
     with pytest.raises(Problem, match="failed verification") as problem:
         worker.current()
     assert problem.value.status == 503
+
+
+def test_a_version_whose_attestation_has_expired_is_looked_at_again(registry, passed, monkeypatch):
+    monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: Pace())
+    uri, folder = passed
+    worker = Worker(settings_of(uri, folder / "keys"))
+    worker.served = worker._look()
+    assert worker._look() is None
+    said = {**worker.served.explained.attestation, "expires": "2020-01-01T00:00:00+00:00"}
+    explained = replace(worker.served.explained, attestation=said)
+    worker.served = replace(worker.served, explained=explained)
+    assert worker._look().explained.attestation["expires"] == ""  # alice's key never does

@@ -120,6 +120,7 @@ def test_labels_are_few_whatever_callers_type():
 def test_only_health_the_page_and_the_document_need_no_key():
     assert {entry.path for entry in TABLE if not needs_key(entry.path)} == {
         "/", "/ui", "/livez", "/readyz", "/healthz", "/openapi.json", "/docs.json",
+        "/v2", "/v2/health/live", "/v2/health/ready",
     }  # fmt: skip
     assert not needs_key("/ui/app.js")
     for path in ("/uix", "/livezx", "/livez/x", "//", "/openapi.json/x", "", "/metrics"):
@@ -127,7 +128,9 @@ def test_only_health_the_page_and_the_document_need_no_key():
 
 
 def test_health_and_metrics_are_not_logged():
-    assert [entry.path for entry in TABLE if not is_logged(entry.path)] == ["/metrics", "/livez", "/readyz", "/healthz"]
+    assert [entry.path for entry in TABLE if not is_logged(entry.path)] == [
+        *("/v2/health/live", "/v2/health/ready", "/metrics", "/livez", "/readyz", "/healthz")
+    ]
     assert is_logged("/nosuch")
 
 
@@ -157,8 +160,9 @@ def test_a_problem_becomes_its_response_and_is_marked_as_ours():
 def test_the_page_has_a_strict_policy_and_is_found_from_the_root():
     client = TestClient(mounted(lambda: None), follow_redirects=False)
     for path in ("/", "/ui"):
-        response = client.get(path)
+        response = client.get(path, headers={"accept": "text/html,*/*"})
         assert (response.status_code, response.headers["location"]) == (307, "ui/")
+    assert client.get("/").json() == {"status": "alive"}  # as KServe's V1 client asks
     page = client.get("/ui/")
     assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
     assert page.headers["cache-control"] == "no-cache"

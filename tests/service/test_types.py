@@ -14,11 +14,12 @@ from auditor.service.types import ExplainBatchRequest, ExplainRequest, KServeReq
 MESSAGES = [
     item for _, item in inspect.getmembers(types, inspect.isclass) if issubclass(item, Message) and item is not Message
 ]
+OPEN = {"InferRequest", "InferTensor"}  # KServe's V2 protocol: its clients add fields of their own
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: m.__name__)
 def test_every_type_refuses_unknown_fields_and_says_what_it_is(message):
-    assert message.model_json_schema()["additionalProperties"] is False
+    assert message.model_json_schema().get("additionalProperties", True) is (message.__name__ in OPEN)
     assert message.__doc__
 
 
