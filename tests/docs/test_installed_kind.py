@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import live_server as ls
+from tests.browser import chromium
 from tests.free_port import free_port
 from tests.plugins.server import mlflow_server
-from tests.service.browser import chromium
 
 pytest.importorskip("captum")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
