@@ -6,13 +6,13 @@ Names are loaded when first used, so that ``import auditor`` and ``auditor --hel
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
     from auditor.auditing.audit import Audit, AuditConfig, audit
     from auditor.data.source import Batch, Data, open_data
     from auditor.errors import AuditError
-    from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads, fit
+    from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
     from auditor.explainers.coupled.explainer import CoupledExplainer
     from auditor.explainers.deepfacto.explainer import DeepFactoExplainer
     from auditor.explainers.explanation import Concept, Explanation, class_scores
@@ -22,8 +22,49 @@ if TYPE_CHECKING:
     from auditor.explainers.rde.explainer import RdeExplainer
     from auditor.explainers.tree.explainer import TreeExplainer
     from auditor.explainers.xnn.explainer import XnnExplainer
+    from auditor.progress import Progress
+    from auditor.release.drift import Drift, compare
     from auditor.subject.subject import Subject
     from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
+
+    @overload
+    def fit(
+        kind: Literal["nmf"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> NmfExplainer: ...
+
+    @overload
+    def fit(
+        kind: Literal["coupled"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> CoupledExplainer: ...
+
+    @overload
+    def fit(
+        kind: Literal["xnn"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> XnnExplainer: ...
+
+    @overload
+    def fit(
+        kind: Literal["tree"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> TreeExplainer: ...
+
+    @overload
+    def fit(
+        kind: Literal["deepfacto"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> DeepFactoExplainer: ...
+
+    @overload
+    def fit(
+        kind: Literal["rde"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+    ) -> RdeExplainer: ...
+
+    @overload
+    def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any) -> Any: ...
+
+    def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any) -> Any:
+        """Fit an explainer of a kind: the types of what `auditor.explainers.base.fit` returns."""
+
+
+__version__ = "0.2.0"
 
 _HOME = {
     "Audit": "auditing.audit",
@@ -36,6 +77,7 @@ _HOME = {
     "CoupledExplainer": "explainers.coupled.explainer",
     "Data": "data.source",
     "DeepFactoExplainer": "explainers.deepfacto.explainer",
+    "Drift": "release.drift",
     "Explainer": "explainers.base",
     "ExplainerConfig": "explainers.base",
     "Explanation": "explainers.explanation",
@@ -50,6 +92,7 @@ _HOME = {
     "XnnExplainer": "explainers.xnn.explainer",
     "audit": "auditing.audit",
     "class_scores": "explainers.explanation",
+    "compare": "release.drift",
     "fit": "explainers.base",
     "open_data": "data.source",
 }
@@ -65,6 +108,7 @@ __all__ = [
     "CoupledExplainer",
     "Data",
     "DeepFactoExplainer",
+    "Drift",
     "Explainer",
     "ExplainerConfig",
     "Explanation",
@@ -79,6 +123,7 @@ __all__ = [
     "XnnExplainer",
     "audit",
     "class_scores",
+    "compare",
     "fit",
     "open_data",
 ]

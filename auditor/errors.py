@@ -13,6 +13,8 @@ AuditError                      base: one sentence: where, what was wanted, what
 ├── ArtifactError               an artifact folder that is unfinished, too new, or of unknown kind
 │   └── TamperError             an artifact whose bytes or subject are not what was attached
 │       └── SignatureError      a signature that is missing, of nobody trusted, or of something else
+├── StudyError                  a study that cannot be drawn or served, or whose answers are not there
+│   └── AnswerError             an answer of a participant that is not taken; its ``code`` says why, in a word
 └── RegistryError               the MLflow server is out of reach, or refused what was asked
 """
 
@@ -69,6 +71,18 @@ class TamperError(ArtifactError):
 
 class SignatureError(TamperError):
     """A signature that is missing, of nobody trusted, or of something else."""
+
+
+class StudyError(AuditError, ValueError):
+    """A study that cannot be drawn or served, or whose answers are not there."""
+
+
+class AnswerError(StudyError):
+    """An answer of a participant that is not taken; ``code`` says why, in a word for programs."""
+
+    def __init__(self, message: str, code: str = "bad_answer") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class RegistryError(AuditError):

@@ -24,13 +24,14 @@ LAYERS = list(IMPORT_NAME)
 KINDS = ("nmf", "coupled", "xnn", "tree", "deepfacto", "rde")
 KIND_ROOMS = [f"explainers/{kind}" for kind in KINDS]
 
-# A room may use what stands before it. The rooms of auditor/ go without their folder's name; errors, progress, demo,
-# cli and door (auditor/__init__.py) are single modules.
+# A room may use what stands before it. The rooms of auditor/ go without their folder's name; errors, progress, cli
+# and door (auditor/__init__.py) are single modules.
 ORDER = [
     *("kernels", "kernels/factorization", "kernels/trees", "kernels/frank_wolfe", "kernels/admm", "kernels/networks"),
     *(
         "errors",
         "progress",
+        "pages",
         "signing",
         "subject",
         "network",
@@ -40,8 +41,8 @@ ORDER = [
         "metrics",
         "stability",
     ),
-    *("training", "explainers", *KIND_ROOMS, "reliance", "auditing", "release", "reports", "demo", "door"),
-    *("plugins/registry", "plugins/audits_site", "plugins", "service", "commands", "cli"),
+    *("training", "explainers", *KIND_ROOMS, "study", "reliance", "auditing", "release", "reports", "demo", "door"),
+    *("plugins/registry", "plugins/audits_site", "plugins/study_site", "plugins", "service", "commands", "cli"),
 ]
 # What each room may use, in the words of its docstring.
 MAY_USE = {
@@ -53,6 +54,7 @@ MAY_USE = {
     "kernels/networks": "nothing",
     "errors": "nothing",
     "progress": "nothing",
+    "pages": "nothing",
     "signing": "errors",
     "subject": "errors",
     "network": "errors, progress, subject",
@@ -62,7 +64,7 @@ MAY_USE = {
     "metrics": "errors, progress, subject, network, data, perturbation, kernels/networks, kernels/factorization",
     "stability": "errors, progress, subject, network, data, attribution, metrics, kernels/networks",
     "training": "errors, progress, subject, data, kernels/admm",
-    "explainers": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, "
+    "explainers": "errors, progress, pages, subject, network, data, perturbation, attribution, metrics, stability, "
     "kernels/factorization",
     "explainers/nmf": "explainers and what it may use, kernels/factorization",
     "explainers/coupled": "explainers and what it may use, kernels/factorization, kernels/networks",
@@ -70,14 +72,16 @@ MAY_USE = {
     "explainers/tree": "explainers and what it may use, kernels/trees",
     "explainers/deepfacto": "explainers and what it may use, training, kernels/factorization",
     "explainers/rde": "explainers and what it may use, kernels/frank_wolfe",
+    "study": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, explainers",
     "reliance": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, explainers",
     "auditing": "reliance and what it may use",
     "release": "auditing and what it may use, kernels/factorization, kernels/networks",
-    "reports": "release and what it may use",
+    "reports": "release and what it may use, study, pages",
     "demo": "errors, progress, subject, data",
     "door": "every room of auditor/ but commands",
     "plugins/registry": "every room of auditor/ but commands",
     "plugins/audits_site": "errors, signing, metrics, explainers, plugins/registry",
+    "plugins/study_site": "errors, study, plugins/audits_site",
     "plugins": "every room of auditor/ but commands, plugins/registry, plugins/audits_site",
     "service": "every room of auditor/ but commands, plugins/registry",
     "commands": "every room",
@@ -88,14 +92,16 @@ EDGES_THAT_STAY = {
     ("plugins/deployments.py", "service"),  # the deployments client starts a server, so it takes the server's settings
     ("plugins/local_service.py", "service"),
 }
-MODULES_OF_THEIR_OWN = ("errors", "progress", "demo", "door", "cli")  # rooms without a folder, so without an __init__
+MODULES_OF_THEIR_OWN = ("errors", "progress", "door", "cli")  # rooms without a folder, so without an __init__
 
 # Files outside a kind's folder that name a kind. The first three stay: the table of kinds, the public names, the demo
-# of every kind; the commands xnn-table and xnn-sheet are measurements of one paper.
+# of every kind; the commands xnn-table, xnn-sheet and fidelity are measurements of one paper.
 KIND_TABLES = {
     "auditor/explainers/kinds.py",
     "auditor/__init__.py",
     "plugins/demo.py",
+    "auditor/commands/fidelity.py",
+    "plugins/demo_story.py",
     "auditor/commands/xnn_sheet.py",
     "auditor/commands/xnn_table.py",
 }
@@ -255,6 +261,24 @@ def test_nothing_outside_a_kinds_folder_names_a_kind():
     assert not naming, f"ask the Explainer instead: {sorted(naming)}"
 
 
+def asks_what_it_is(node: ast.AST) -> bool:
+    """Whether a call asks an explainer, or its options, what it is or has."""
+    asks = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return (
+        asks
+        and node.func.id in ("isinstance", "hasattr", "getattr")
+        and re.search(r"\bexplainer\b|\be\.config\b", ast.unparse(node.args[0])) is not None
+    )
+
+
+def test_nothing_outside_a_kinds_folder_asks_an_explainer_what_it_is():
+    assert any(asks_what_it_is(node) for node in ast.walk(ast.parse('getattr(case.explainer.config, "refits", 1)')))
+    for path, tree in sources().values():
+        if not any(kind_room in shown(path) for kind_room in KIND_ROOMS) and shown(path) not in KIND_TABLES:
+            asked = [ast.unparse(node) for node in ast.walk(tree) if asks_what_it_is(node)]
+            assert not asked, f"{shown(path)}: give the contract a method instead of {asked}"
+
+
 def test_modules_and_functions_hold_one_thing():
     for path, tree in sources().values():
         assert path.stem not in ("utils", "helpers", "common", "misc"), path
@@ -358,7 +382,9 @@ def test_papers_are_cited_by_keys_that_the_list_has():
 
 
 def test_every_module_that_is_named_exists():
-    tags = re.compile(r"auditor\.(onnx|lineage|audit|gate|subject|model|log|explainer|kinds)\b")  # not modules
+    tags = re.compile(
+        r"auditor\.(onnx|lineage|audit|gate|subject|model|log|explainer|kinds|study|study_results|verdict)\b"
+    )  # not modules
     for path, _ in sources().values():
         for name in re.findall(r"`(auditor(?:\.\w+)+)(?:\(\))?`", path.read_text()):
             module = name

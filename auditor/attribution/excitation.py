@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from auditor.attribution.excitation_walk import OnStep, Walk, lower_bound
+from auditor.attribution.excitation_walk import OnStep, Walk, knows_its_excitation, lower_bound
 from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.network.aten_graph import AtenGraph, Node, is_signal
 
@@ -81,14 +81,15 @@ class ExcitationBackprop:
         else:
             self.graph = AtenGraph.trace(model, example if example is not None else torch.empty(0))
         self.layer = layer
-        self.head = self._trace_head(head, example) if isinstance(head, nn.Module) else head
+        self.head = self._trace_head(head) if isinstance(head, nn.Module) else head
         bound = torch.as_tensor(floor, dtype=torch.float32)
         self._floor = bound.view(1, -1, *[1] * (len(self.graph.shape) - 1)) if bound.dim() else bound
 
-    def _trace_head(self, head: nn.Module, example: Tensor | None) -> AtenGraph:
+    def _trace_head(self, head: nn.Module) -> AtenGraph:
         z = self.graph.layer(self.layer).meta["val"]
-        like = torch.zeros((self.graph.batch or 2, *[int(s) for s in z.shape[1:]]), dtype=z.dtype)
-        return AtenGraph.trace(head, like.to(example.device) if example is not None else like)
+        where = next((p.device for p in head.parameters()), torch.device("cpu"))
+        like = torch.zeros((self.graph.batch or 2, *[int(s) for s in z.shape[1:]]), dtype=z.dtype, device=where)
+        return AtenGraph.trace(head, like)
 
     def maps(
         self,
@@ -99,6 +100,7 @@ class ExcitationBackprop:
         stop: str = "input",
         contrastive: bool = True,
         mass: Tensor | None = None,
+        at_stop: Tensor | None = None,
     ) -> Heatmaps:
         """Return the heatmaps of ``neurons`` on ``images`` (inputs of the graph), at the resolution of ``stop``.
 
@@ -106,9 +108,10 @@ class ExcitationBackprop:
         one list for all images or (batch, neurons); in a layer with positions an index means the whole channel, its
         mass spread over the positions by their activation, and a triple (channel, row, column) one unit.
         ``stop`` is ``"input"`` for the pixels or a layer name. ``mass`` (batch, neurons, *shape of start) sets the
-        start masses by hand instead of 1 on every neuron.
+        start masses by hand instead of 1 on every neuron. ``at_stop`` is the activation of the layer ``stop`` from an
+        earlier pass over these images: the network below it is then not run again. See `knows_from`.
         """
-        mass, inactive, notes = self._masses(images, neurons, start, stop, contrastive, mass)
+        mass, inactive, notes = self._masses(images, neurons, start, stop, contrastive, mass, at_stop=at_stop)
         if mass.dim() == 4 and stop != "input":
             mass = mass.movedim(-1, 2)  # tokens: (batch, neurons, position, channel) -> channels first
         if mass.dim() == 3:
@@ -139,17 +142,21 @@ class ExcitationBackprop:
 
         A parent without an excitatory child hands nothing on. That is rare after ReLU and common in depthwise
         convolutions after SiLU or hardswish (EfficientNet, MobileNet v3): all positive weights of the one filter may
-        lie on units with a small negative value, which count as 0.
+        lie on units with a small negative value, which count as 0. In a model with a class token, the mass that ends
+        in the token's start is lost as well, at the layer that puts it before the patches: it comes from no pixel.
         """
         losses: dict[str, float] = {}
+        live = self.graph.live | (self.head.live if self.head is not None else frozenset())
 
         def on_step(node: Node, p: Tensor, children: list[tuple[Node, Tensor]]) -> None:
-            lost_mass = float(p.sum(dtype=torch.float64)) - sum(float(m.sum(dtype=torch.float64)) for _, m in children)
+            handed_on = [m for child, m in children if child in live]
+            lost_mass = float(p.sum(dtype=torch.float64)) - sum(float(m.sum(dtype=torch.float64)) for m in handed_on)
             layer = max(node.meta.get("layers", ()), key=len, default="") or node.name
             losses[layer] = losses.get(layer, 0.0) + lost_mass
 
         total = self._masses(images, neurons, start, stop, False, on_step=on_step)[0]
-        n = total.shape[0] * total.shape[1]
+        n_walked = -(-len(images) // (self.graph.batch or 1)) * (self.graph.batch or 1)  # the last turn is filled up
+        n = n_walked * total.shape[1]
         return {layer: lost_mass / n for layer, lost_mass in losses.items() if lost_mass / n > 1e-5}
 
     def _masses(
@@ -161,6 +168,7 @@ class ExcitationBackprop:
         contrastive: bool,
         start_mass: Tensor | None = None,
         on_step: OnStep | None = None,
+        at_stop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, tuple[str, ...]]:
         self._check(images)
         chosen = torch.as_tensor(neurons, device=images.device)
@@ -170,14 +178,15 @@ class ExcitationBackprop:
                 x = images[i : i + step]
                 n_real = len(x)
                 if self.graph.batch and n_real < self.graph.batch:  # the last turn of a graph with a fixed batch
-                    x = torch.cat([x, x[-1:].expand(self.graph.batch - n_real, *x.shape[1:])])
+                    x = _filled(x, self.graph.batch)
                 own_neurons = chosen if chosen.dim() < 2 or chosen.shape[-1] == 3 else chosen[i : i + step]
                 if chosen.dim() == 2 and own_neurons is not chosen and len(own_neurons) < len(x):
-                    own_neurons = torch.cat([own_neurons, own_neurons[-1:].expand(len(x) - len(own_neurons), -1)])
-                begin = None if start_mass is None else start_mass[i : i + step]
-                if begin is not None and len(begin) < len(x):
-                    begin = torch.cat([begin, begin[-1:].expand(len(x) - len(begin), *begin.shape[1:])])
-                mass, inactive, new_notes = self._walk(x, own_neurons, start, stop, contrastive, begin, on_step)
+                    own_neurons = _filled(own_neurons, len(x))
+                begin = None if start_mass is None else _filled(start_mass[i : i + step], len(x))
+                stop_values = None if at_stop is None else _filled(at_stop[i : i + step], len(x))
+                mass, inactive, new_notes = self._walk(
+                    x, own_neurons, start, stop, contrastive, begin, on_step, stop_values
+                )
                 turns.append((mass.transpose(0, 1)[:n_real], inactive.T[:n_real]))
                 notes.update(dict.fromkeys(new_notes))
         for note in notes:
@@ -193,6 +202,7 @@ class ExcitationBackprop:
         contrastive: bool,
         begin: Tensor | None,
         on_step: OnStep | None,
+        at_stop: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, list[str]]:
         below = self.graph.layer(self.layer if self.head is not None else start)
         end = self.graph.layer(stop)
@@ -200,7 +210,11 @@ class ExcitationBackprop:
         floor = self._floor.to(x)
         if x.dim() == 4 and self.graph.any_strides:
             x = x.contiguous(memory_format=torch.channels_last)  # convolutions need no reordering then
-        walk = Walk(self.graph, self.graph.run(x, below, pinned), pinned, floor, self.graph.clipped, on_step=on_step)
+            if at_stop is not None and at_stop.dim() == 4:
+                at_stop = at_stop.contiguous(memory_format=torch.channels_last)
+        given = {} if at_stop is None else {end: at_stop.to(x)}
+        values = self.graph.run(x, below, pinned, given)
+        walk = Walk(self.graph, values, pinned, floor, self.graph.clipped, on_step=on_step)
         if self.head is None:
             p, dual, inactive = start_mass(walk, below, neurons, contrastive, begin)
             return walk.down(below, p, end, dual), inactive, list(walk.notes)
@@ -212,6 +226,10 @@ class ExcitationBackprop:
         p, dual, inactive = start_mass(upper, top, neurons, contrastive, begin)
         mass = walk.down(below, upper.down(top, p, self.head.input, dual), end)
         return mass, inactive, [*upper.notes, *walk.notes]
+
+    def knows_from(self, stop: str) -> bool:
+        """Whether the activation of the layer ``stop`` is all that a walk down to it needs of the network below."""
+        return knows_its_excitation(self.graph.layer(stop))
 
     def _check(self, images: Tensor) -> None:
         if tuple(images.shape[1:]) != self.graph.shape:
@@ -286,6 +304,11 @@ def start_mass(
         p = torch.where(flip, -p, p)
         return p, p, inactive
     return p * ~flip, (-p * flip if bool(flip.any()) else None), inactive
+
+
+def _filled(rows: Tensor, n: int) -> Tensor:
+    """Return at least ``n`` rows, the last one repeated: a graph with a fixed batch takes no fewer."""
+    return rows if len(rows) >= n else torch.cat([rows, rows[-1:].expand(n - len(rows), *rows.shape[1:])])
 
 
 def _share(channel: Tensor) -> Tensor:

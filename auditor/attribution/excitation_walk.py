@@ -27,6 +27,7 @@ OnStep = Callable[[Node, Tensor, list[tuple[Node, Tensor]]], None]
 
 SMALLEST = 1e-30  # of a sum of excitations; below it a parent has no excited child
 POOLS = {aten.avg_pool2d.default, aten.adaptive_avg_pool2d.default, aten.mean.dim, *MAX_POOLS}
+SELECTIONS = {*MAX_POOLS, aten.pad.default, aten.constant_pad_nd.default}  # every output is an input, or holds no mass
 AFFINE = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
 
@@ -46,6 +47,13 @@ def lower_bound(node: Node) -> float | None:
     if node.target is aten.selu.default:
         return -1.0507009873554805 * 1.6732632423543772
     return None
+
+
+def knows_its_excitation(node: Node) -> bool:
+    """Whether the excitation of ``node`` follows from its own value, without those of the nodes below it."""
+    if lower_bound(node) is not None:
+        return True
+    return not (node.target in MOVES or node.target in POOLS or _is_part(node))
 
 
 @dataclass
@@ -151,10 +159,12 @@ class Walk:
         weight on a negative activation excites it all the same.
         """
         child = linear.child
-        if not bool((den <= SMALLEST).any()) or self.excitation(child) is self.values[child]:
+        if lower_bound(child) is not None or self.excitation(child) is self.values[child]:
+            return None
+        if not bool((den <= SMALLEST).any()):
             return None
         low = self.values[child].clamp(max=0).neg_()
-        if not bool(low.any()) or lower_bound(child) is not None:
+        if not bool(low.any()):
             return None
         p = here.full() * (den <= SMALLEST)
         handed: Tensor = linear.gather(p * safe_reciprocal(linear.spread(low, -1)), -1) * low
@@ -178,6 +188,8 @@ class Walk:
                     masses[child] = masses[child].plus(mass) if child in masses else mass
                     if pending is not None:
                         duals[child] = duals[child] + pending if child in duals else pending
+                elif child not in self.graph.live:
+                    self.note("mass that ends in a constant, such as the start of a class token, comes from no pixel")
         return masses[stop].full()
 
     def _step(self, node: Node, here: Mass, dual: Tensor | None) -> Iterator[tuple[Node, Mass, Tensor | None]]:
@@ -198,8 +210,8 @@ class Walk:
             yield linear.child, mass, None
         elif (node.target in ACTIVATIONS or _is_first(node)) and dual is None and self.on_step is None:
             yield node.args[0], here, None
-        elif node.target in MAX_POOLS and dual is None and here.a is not None and here.a is self._excited.get(node):
-            for child, r in pass_down(self, node, here.r):  # r reaches the arg max, which has the same excitation
+        elif node.target in SELECTIONS and dual is None and here.a is not None and here.a is self._excited.get(node):
+            for child, r in pass_down(self, node, here.r):  # r reaches units that have the same excitation
                 yield child, Mass(r, self.excitation(child), owned=True), None
         elif node.target is aten.add.Tensor and dual is None and self.on_step is None and self._is_residual(node):
             one, two = (self.excitation(n) for n in node.all_input_nodes)

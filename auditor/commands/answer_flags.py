@@ -34,7 +34,7 @@ def answer_flags(where: str, **defaults: Any) -> Callable[[Command], Command]:
 
                 note(f"auditor: warning: {deprecation(_flag(old), _flag(new))}")
                 values_by_name[new] = value if values_by_name[new] in (None, ()) else values_by_name[new]
-            chosen = {name: _listed(value) for name, value in values_by_name.items() if value not in (None, ())}
+            chosen = {name: listed(value) for name, value in values_by_name.items() if value not in (None, ())}
             return command(options=options_of(where, {**defaults, **chosen}), **values)
 
         for old, new in reversed(list(OLD_NAMES.items())):
@@ -61,7 +61,7 @@ def _old(name: str) -> str:
     return f"old_{name}"
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """Return a repeated flag as one list; ``a,b`` counts as two."""
     if not isinstance(value, tuple):
         return value

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from auditor.commands.answer_flags import listed
+from auditor.commands.config_file import CONFIG
 from auditor.commands.group import (
     DATA_HELP,
     FRESH,
@@ -30,13 +32,16 @@ if TYPE_CHECKING:
 
 CHECKS = (  # as in auditor.auditing.checks, which would load torch for --help
     *("performance", "layers", "reliance"),
-    *("faithfulness", "flipping", "randomisation", "noise", "heatmaps", "basis", "groups"),
+    *("faithfulness", "flipping", "randomisation", "noise", "heatmaps", "basis", "groups", "grouping"),
 )
 UNFINISHED = "nothing was stored; the same command goes on from the parts that were finished"
 
 
 @auditor.command(
-    epilog=example("auditor audit models:/digits/1 --data sklearn:digits --report report.html --out audit.json")
+    epilog=example(
+        "auditor audit models:/digits/1 --data sklearn:digits --report report.html --out audit.json",
+        "auditor audit --config audit.toml",
+    )
 )
 @click.argument("model")
 @click.option("--data", required=True, help=DATA_HELP)
@@ -57,7 +62,12 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
     type=click.Path(path_type=Path),
     help="Masks of objects or parts (folder), COCO .json or folder of VOC .xml: how much of the heat lies on them.",
 )
-@click.option("--only", multiple=True, metavar="EXPLAINER", help="Check this explainer only; may be repeated.")
+@click.option(
+    "--explainers",
+    multiple=True,
+    metavar="NAMES",
+    help="Names of attached explainers; * means all. Default: all.  May be repeated, or hold commas.",
+)
 @click.option("--checks", metavar="NAMES", help=f"Take these checks only, with commas between: {', '.join(CHECKS)}.")
 @click.option("--budget", metavar="TIME", help="Start no check after this time (5m, 90s) and end the one that runs.")
 @click.option("--exhaustive", is_flag=True, help="Take all images and draws of a check, however clear its verdict is.")
@@ -66,6 +76,7 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 @SEED
 @PICKLE
 @SIGN_KEY
+@CONFIG
 @JSON
 @reports_errors(UNFINISHED)
 def audit(
@@ -80,7 +91,7 @@ def audit(
     limit: int | None,
     no_reliance: bool,
     regions: Path | None,
-    only: tuple[str, ...],
+    explainers: tuple[str, ...],
     checks: str | None,
     budget: str | None,
     exhaustive: bool,
@@ -92,7 +103,7 @@ def audit(
 ) -> None:
     """Measure MODEL and every explainer attached to it on DATA; store the audit with the version.
 
-    With --only, --checks or --budget the audit is a partial one: what it leaves out is skipped and passes no gate.
+    With --explainers, --checks or --budget the audit is a partial one: what is left out is skipped and passes no gate.
     """
     from auditor.auditing.audit import AuditConfig
     from auditor.auditing.checks import parse_checks, parse_duration
@@ -107,7 +118,7 @@ def audit(
     if fresh:
         now_holds("nothing was stored")  # finished parts are not kept then
     parts: dict[str, Any] = {"seed": seed, "images": images, "refits": refits, "exhaustive": exhaustive}
-    parts |= {"only": only, "checks": () if checks is None else parse_checks(checks)}
+    parts |= {"explainers": listed(explainers) or None, "checks": () if checks is None else parse_checks(checks)}
     budget_s = None if budget is None else parse_duration(budget)
     card_fields = read_card(card) if card is not None else None
     source = open_data(data, limit=limit, seed=seed, labels=labels)

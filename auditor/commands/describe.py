@@ -19,7 +19,12 @@ OUTPUTS = ("logits", "softmax", "log-softmax", "sigmoid", "multilabel")  # as au
 @click.option("--mean", help="Mean of pixels in [0, 1], one number or one per channel, with commas.")
 @click.option("--std", help="Standard deviation, likewise.")
 @click.option("--size", help="Input size in pixels: HEIGHT,WIDTH or one number.")
-@click.option("--resize", type=click.Choice(["stretch", "crop"]), help="How images of other sizes are brought to size.")
+@click.option(
+    "--resize",
+    metavar="RULE",
+    help="How images of other sizes are brought to size: stretch, crop, or crop-256 to scale the short side to 256 "
+    "before; -bicubic or another interpolation may follow.",
+)
 @click.option(
     "--output",
     type=click.Choice(OUTPUTS),

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from auditor.commands.config_file import CONFIG
 from auditor.commands.group import (
     JSON,
     LABELS,
@@ -17,16 +18,50 @@ from auditor.commands.group import (
     example,
     now_holds,
     reports_errors,
+    stop,
 )
+from auditor.errors import AuditError
+
+KIND = "auditor.kind"  # where a command's context keeps the kind whose help is asked for
+
+
+class OfKind(click.Command):
+    """A command whose help, with a kind named, lists the options of that kind: ``auditor fit nmf --help``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the kind for the help."""
+        if args and not args[0].startswith("-") and set(args) & set(ctx.help_option_names):
+            ctx.meta[KIND] = args[0]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's options, then the kind's with their defaults."""
+        super().format_options(ctx, formatter)
+        kind = ctx.meta.get(KIND)
+        if kind is None:
+            return
+        from auditor.commands.kinds import options_of
+
+        try:
+            options = options_of(kind)
+        except AuditError as error:
+            stop(f"error: {error}", 2)
+        with formatter.section(f"Options of {kind} (--set KEY=VALUE)"):
+            formatter.write_dl(
+                [(name, f"{o['description']}  [default: {o['default']}]") for name, o in options.items()]
+            )
 
 
 @auditor.command(
+    cls=OfKind,
     epilog=example(
         "auditor fit nmf models:/digits/1 --data sklearn:digits --name concepts --set rank=10",
         "auditor fit nmf models:/birds@champion --data photos/ --layer layer4 --set rank=auto",
         "auditor fit deepfacto models:/digits/1 --data sklearn:digits --set rank=16 --register",
         "auditor fit xnn models:/digits/1 --data sklearn:digits --export",
-    )
+        "auditor fit nmf --help                     # the options of a kind",
+        "auditor fit --config audit.toml",
+    ),
 )
 @click.argument("kind")
 @click.argument("model")
@@ -40,7 +75,7 @@ from auditor.commands.group import (
 @click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
 @click.option("--attach-anyway", is_flag=True, help="Attach it even when it does not stand in for the model.")
 @click.option("--dry-run", is_flag=True, help="Fit and measure, but attach nothing.")
-@click.option("--register", is_flag=True, help="Also register the network made (kind deepfacto) as a new version.")
+@click.option("--register", is_flag=True, help="Also register the network that the kind makes as a new version.")
 @click.option(
     "--export/--no-export",
     default=None,
@@ -49,6 +84,7 @@ from auditor.commands.group import (
 @SEED
 @PICKLE
 @SIGN_KEY
+@CONFIG
 @JSON
 @reports_errors("nothing was attached")
 def fit(

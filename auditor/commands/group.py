@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -10,7 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
+from auditor import __version__
 from auditor.errors import AuditError
+from auditor.signing import keys
+
+log = logging.getLogger(__name__)
+LONGEST_MESSAGE = 240  # characters of what another library says
 
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on standard output.")
 PICKLE = click.option("--allow-pickle", is_flag=True, help="Load models stored as pickles (they can run any code).")
@@ -46,22 +52,22 @@ def _choose_key(ctx: click.Context, _parameter: click.Parameter, path: Path | No
     try:
         ctx.with_resource(signing_with(path))
     except AuditError as error:
-        _stop(f"error: {error}", 2)
+        stop(f"error: {error}", 2)
 
 
 SIGN_KEY = click.option(
     "--sign-key",
     type=click.Path(path_type=Path),
-    envvar="AUDITOR_SIGN_KEY",
+    envvar=keys.VARIABLE,
     callback=_choose_key,
     expose_value=False,
-    help="Private key (PEM) to sign the result with; see auditor keys.  [env: AUDITOR_SIGN_KEY]",
+    help=f"Private key (PEM), or sigstore, to sign the result with; see auditor keys.  [env: {keys.VARIABLE}]",
 )
 TRUSTED = click.option(
     "--trusted",
     type=click.Path(path_type=Path),
-    envvar="AUDITOR_TRUSTED",
-    help="Folder of public keys whose signatures count; see auditor keys.  [env: AUDITOR_TRUSTED]",
+    envvar=keys.TRUSTED_VARIABLE,
+    help=f"Folder of public keys whose signatures count; see auditor keys.  [env: {keys.TRUSTED_VARIABLE}]",
 )
 
 OUTCOME = "auditor.outcome"  # where a command's context keeps what holds when it ends now
@@ -101,18 +107,29 @@ def reports_errors(unfinished: str) -> Callable[[Callable[..., Any]], Callable[.
             try:
                 return function(*args, **kwargs)
             except AuditError as error:
-                _stop(f"error: {' '.join(str(error).split())}", 2)
+                stop(f"error: {' '.join(str(error).split())}", 2)
             except BrokenPipeError:  # the reader of our output has gone: click ends quietly
                 raise
             except OSError as error:  # a full disk, a folder that may not be written
                 what = f" ({error.filename})" if error.filename else ""
-                _stop(f"error: {error.strerror or error}{what}; {_outcome()}.", 2)
+                stop(f"error: {error.strerror or error}{what}; {_outcome()}.", 2)
             except KeyboardInterrupt:
-                _stop(f"interrupted; {_outcome()}.", 130)
+                stop(f"interrupted; {_outcome()}.", 130)
+            except (click.exceptions.Exit, click.Abort, click.ClickException):
+                raise
+            except Exception as error:  # whatever library raised it: 1 is a verdict and nothing else
+                log.info("what raised it", exc_info=True)  # shown by auditor -v
+                stop(f"error: {_first_sentence(error)}; {_outcome()}. (auditor -v shows where it was raised.)", 2)
 
         return run
 
     return decorate
+
+
+def _first_sentence(error: Exception) -> str:
+    """Return what an error of a library says, with its class, on one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text[:LONGEST_MESSAGE]}".rstrip(".")
 
 
 def signature_words(what: str) -> str:
@@ -132,7 +149,8 @@ def _outcome() -> str:
     return str(click.get_current_context().meta[OUTCOME])
 
 
-def _stop(line: str, code: int) -> NoReturn:
+def stop(line: str, code: int) -> NoReturn:
+    """Say one line on standard error and end with a code."""
     from auditor.commands.terminal import note
 
     note(f"auditor: {line}")
@@ -140,7 +158,7 @@ def _stop(line: str, code: int) -> NoReturn:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="mlflow-auditor", prog_name="auditor")
+@click.version_option(__version__, prog_name="auditor")
 @click.option("-v", "--verbose", is_flag=True, help="Say more about each phase.")
 def auditor(verbose: bool) -> None:
     """Make a registered image model explain itself, measure the explanations, and gate releases on them.

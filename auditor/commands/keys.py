@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import sys
@@ -25,24 +26,32 @@ def keys() -> None:
     """Keys to sign with, keys that are trusted, and what is stored of the service's keys."""
 
 
-@keys.command("new", epilog=example("auditor keys new alice --dir keys --expires 2027-12-31"))
+@keys.command("new", epilog=example("auditor keys new alice --dir keys --expires 2027-12-31 --passphrase"))
 @click.argument("name")
 @FOLDER
 @click.option("--expires", help="Day from which its signatures no longer count, such as 2027-12-31.")
+@click.option(
+    "--passphrase", "locked", is_flag=True, help="Ask for a passphrase (or take AUDITOR_SIGN_PASSPHRASE) to lock it."
+)
 @JSON
 @reports_errors("no key was made")
-def new(name: str, folder: Path, expires: str | None, as_json: bool) -> None:
+def new(name: str, folder: Path, expires: str | None, locked: bool, as_json: bool) -> None:
     """Make the key pair NAME.pem (secret, to sign with) and NAME.pub (for those who should trust you)."""
     from auditor.commands.terminal import as_text, say
     from auditor.errors import OptionError
-    from auditor.signing.keys import new_key, read_signing_key
+    from auditor.signing.keys import PASSPHRASE, new_key, read_trusted
 
     if NAME.fullmatch(name) is None:
         raise OptionError(
             f"key name {name!r}: want 1 to 64 letters, digits, '_', '-', '.' or '@', a letter or digit first."
         )
-    private, public = new_key(name, folder, expires=_day(expires))
-    keyid = read_signing_key(private).keyid
+    passphrase = None
+    if locked:
+        passphrase = os.environ.get(PASSPHRASE) or click.prompt(
+            "passphrase", hide_input=True, confirmation_prompt=True, err=True
+        )
+    private, public = new_key(name, folder, expires=_day(expires), passphrase=passphrase)
+    keyid = next(key.keyid for key in read_trusted(folder).keys if key.name == name)
     if as_json:
         say(as_text({"name": name, "keyid": keyid, "private": str(private), "public": str(public)}))
         return
@@ -59,7 +68,7 @@ def list_(folder: Path, as_json: bool) -> None:
     from auditor.commands.terminal import as_text, say, table
     from auditor.signing.keys import read_trusted
 
-    trusted = read_trusted(folder).keys
+    trusted = read_trusted(folder).everybody
     if as_json:
         say(as_text([{"name": k.name, "keyid": k.keyid, "problem": k.problem()} for k in trusted]))
         return

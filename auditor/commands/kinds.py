@@ -9,6 +9,16 @@ import click
 from auditor.commands.group import JSON, auditor, example, reports_errors
 
 
+def options_of(kind: str) -> dict[str, dict[str, Any]]:
+    """Return the options of a kind by name, each with its default and what it does."""
+    from auditor.explainers.base import explainer_class
+
+    return {
+        name: {"default": field.default, "description": field.description or ""}
+        for name, field in explainer_class(kind).Config.model_fields.items()
+    }
+
+
 @auditor.command(epilog=example("auditor kinds", "auditor kinds nmf"))
 @click.argument("kind", required=False)
 @JSON
@@ -16,7 +26,6 @@ from auditor.commands.group import JSON, auditor, example, reports_errors
 def kinds(kind: str | None, as_json: bool) -> None:
     """List the kinds of explainers, the packages they come from and their options (KIND: what each of them does)."""
     from auditor.commands.terminal import as_text, say, table
-    from auditor.explainers.base import explainer_class
     from auditor.explainers.kinds import find_kind, installed_kinds
 
     entries = installed_kinds() if kind is None else [find_kind(kind)]
@@ -26,10 +35,7 @@ def kinds(kind: str | None, as_json: bool) -> None:
             "package": entry.package,
             "version": entry.version,
             "class": entry.where,
-            "options": {
-                name: {"default": field.default, "description": field.description or ""}
-                for name, field in explainer_class(entry.name).Config.model_fields.items()
-            },
+            "options": options_of(entry.name),
         }
         for entry in entries
     ]

@@ -41,7 +41,9 @@ def show(model: str, as_json: bool) -> None:
     lines = history.verify(history.entries(_name(model)))
     if as_json:
         say(as_text([entry.to_json() for entry in lines]))
-    elif lines:
+        return
+    lines = history.shown(lines)
+    if lines:
         _table(lines)
     else:
         say(f"There is no history of {_name(model)} yet.")
@@ -54,14 +56,20 @@ def show(model: str, as_json: bool) -> None:
 @JSON
 @reports_errors("not everything was checked")
 def verify(model: str, trusted: Path | None, head: str, as_json: bool) -> None:
-    """Check that no entry of MODEL's history was rewritten, removed or rolled back; exit 1 when one was."""
+    """Check that no entry of MODEL's history was rewritten, removed or rolled back; exit 1 when one was.
+
+    Explainers, audits, verdicts, graphs and promoted aliases are held against the newest entry about each: what was
+    done without an entry, or undone without one, is named.
+    """
     from auditor.commands.terminal import as_text, note, say
     from auditor.plugins.registry import history
+    from auditor.plugins.registry.logged_state import differences
     from auditor.signing.keys import read_trusted
 
     name = _name(model)
     keys = None if trusted is None else read_trusted(trusted)
     lines = history.verify(history.entries(name), heads=history.heads_of(name), trusted=keys, head=head)
+    lines += differences(name, lines)
     bad = [entry for entry in lines if entry.problem]
     newest = max((entry for entry in lines if not entry.problem), key=lambda entry: entry.number, default=None)
     if as_json:
@@ -69,13 +77,21 @@ def verify(model: str, trusted: Path | None, head: str, as_json: bool) -> None:
         say(as_text({**summary, "entries": [entry.to_json() for entry in lines]}))
     else:
         for entry in bad:
-            note(f"entry {entry.number} ({entry.action}): {entry.problem}")
+            note(f"{_entry_words(entry)}: {entry.problem}")
+        for entry in history.shown(lines):
+            if entry.action.startswith(history.BEGIN) and not entry.problem:
+                say(f"entry {entry.number}: {entry.action} of version {entry.version} was never noted as done.")
+        lines = [entry for entry in lines if entry.digest]
         unsigned = sum(not entry.envelope for entry in lines)
         signatures = f"{unsigned} of them unsigned" if unsigned else "all signed"
         state = "is whole" if not bad else f"is NOT whole: {len(bad)} entries do not stand"
         say(f"The history of {name} {state}; {len(lines)} entries, {signatures}" + _newest(newest))
     if bad:
         sys.exit(1)
+
+
+def _entry_words(entry: Entry) -> str:
+    return f"entry {entry.number} ({entry.action})" if entry.digest else entry.action
 
 
 def _newest(entry: Entry | None) -> str:

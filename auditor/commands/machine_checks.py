@@ -7,14 +7,18 @@ with a sentence. What a check raises means broken.
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 Status = Literal["ok", "absent", "broken"]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome", "firefox")
@@ -87,7 +91,7 @@ def check_allocator() -> tuple[Status, str]:
 
 
 def check_cuda() -> tuple[Status, str]:
-    """Explain a small network on every GPU."""
+    """Explain a small network on every GPU, fit explainers to it there, and answer with stability."""
     import torch
 
     if not torch.cuda.is_available():
@@ -103,9 +107,11 @@ def check_cuda() -> tuple[Status, str]:
         heat, gap = _explained(f"cuda:{i}")
         if not heat or gap > 1e-2:
             return "broken", f"cuda:{i} gives contributions that miss the logit by {gap:.2g}; use --device cpu."
+        if (gap := _fitted(f"cuda:{i}")) > 1e-2:
+            return "broken", f"explainers fitted on cuda:{i} miss the logit by {gap:.2g}; use --device cpu."
         free, total = torch.cuda.mem_get_info(i)
         names.append(f"{torch.cuda.get_device_name(i)} ({free / 2**30:.1f} of {total / 2**30:.1f} GB free)")
-    return "ok", f"{', '.join(names)}: a small network explains itself."
+    return "ok", f"{', '.join(names)}: a small network explains itself, and explainers are fitted to it."
 
 
 def check_triton() -> tuple[Status, str]:
@@ -237,7 +243,7 @@ def _explained(device: str) -> tuple[bool, float]:
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 3))
     for parameter in net.parameters():
         parameter.data = torch.rand(parameter.shape, generator=generator) - 0.4
-    subject = Subject(net, input_shape=(1, 8, 8)).move(device)
+    subject = Subject(net, input_shape=(1, 8, 8)).to(device)
     x = torch.rand(2, 1, 8, 8, generator=generator).to(device)
     logits, taken = subject.run(x, ["1"])
     z, layout = taken["1"], subject.layout("1")
@@ -246,6 +252,38 @@ def _explained(device: str) -> tuple[bool, float]:
     gap = (c.bias + c.contributions.sum(1) + c.residual - logits.max(1).values).abs().max()
     maps = ExcitationBackprop(graph_of(subject)).maps(subject.normalise(x), [targets[0]], contrastive=False)
     return bool((maps.mass > 0).all()), float(gap)
+
+
+def _fitted(device: str | torch.device, options: Mapping[str, Mapping[str, Any]] | None = None) -> float:
+    """Fit explainers to a small network on a device and answer; return how far the parts are from their sum.
+
+    ``options`` of the fits are by kind; default: all built-in kinds that neither search nor train a network. An answer
+    that is missing, or an explanation without any heatmap, counts as infinitely far.
+    """
+    import torch
+    from torch import nn
+
+    from auditor.data.source import open_data
+    from auditor.explainers.answer import answer_images
+    from auditor.explainers.base import fit
+    from auditor.explainers.kinds import installed_kinds
+    from auditor.subject.subject import Subject
+
+    if options is None:
+        classes = {kind.name: kind.load() for kind in installed_kinds() if kind.is_built_in}
+        options = {name: {} for name, cls in classes.items() if not cls.searches and not cls.makes_network}
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 10))
+    subject = Subject(net.eval(), input_shape=(1, 8, 8)).to(device)
+    data = open_data("sklearn:digits", limit=60)
+    explainers = {kind: fit(kind, subject, data, **settings) for kind, settings in options.items()}
+    (answer,) = answer_images(subject, explainers, next(iter(data.batches(subject, 1))).images, stability="fast")
+    explanations = list(answer.explanations.values())
+    if len(explanations) < len(options) or not all(
+        any(c.heatmap is not None for c in e.concepts) for e in explanations
+    ):
+        return math.inf
+    return max(e.gap() for e in explanations)
 
 
 CHECKS: dict[str, Callable[[], tuple[Status, str]]] = {

@@ -31,25 +31,35 @@ def verify(model: str, trusted: Path | None, allow_pickle: bool, as_json: bool) 
     """
     from auditor.commands.terminal import as_text, note, say, waiting
     from auditor.plugins import verify as verify_version
+    from auditor.plugins.registry.leftovers import find
     from auditor.plugins.registry.location import resolve
 
     with waiting(f"verifying {model}"):
         version = resolve(model, registered=True)
         entries = verify_version(version, allow_pickle=allow_pickle or None)
         signed = _signed(model, trusted)
+        unused = find(version)
     bad = [x for x in entries if not x.verified]
     unsigned = [x for x in signed if x.problem]
     if as_json:
-        answer = {"verified": not (bad or unsigned), "explainers": [x.to_json() for x in entries]}
+        answer = {"verified": not (bad or unsigned), "explainers": [x.to_json() for x in entries], "unused": unused}
         say(as_text({**answer, "attestations": None if trusted is None else [x.to_json() for x in signed]}))
     else:
         for x in bad:
             note(f"{x.name}: {x.problem}")
-        good = len(entries) - len(bad)
-        say(f"{good} of {len(entries)} attached explainers verify." if entries else f"Nothing is attached to {model}.")
+        attached = [x for x in entries if x.digest]  # other parts of the version are here with their problem alone
+        good = sum(x.verified for x in attached)
+        count = f"{good} of {len(attached)} attached explainers verify."
+        say(count if attached else f"Nothing is attached to {model}.")
         for x in entries:
             if x.verified and x.digest_version == 1:
                 say(f"{x.name}: its digest is of version 1, which compares the weights alone; attach it again.")
+        if unused:
+            folders = "1 folder lies" if len(unused) == 1 else f"{len(unused)} folders lie"
+            say(
+                f"{folders} beside the model that no tag points to, of what was replaced or detached: {unused[0]}"
+                + " …" * (len(unused) > 1)
+            )
         _show(signed, trusted)
     if bad or unsigned:
         sys.exit(1)

@@ -18,7 +18,7 @@ from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, e
 @click.option("--target", help="One class; default: all that have examples.")
 @click.option("--methods", help="Comma-separated; default: srae,nn,sae,cae,lasso,1-heatmap.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of kind xnn; may be repeated.")
-@click.option("--judge", help="Images to measure on, unseen by the heads; default: every fifth of --data.")
+@click.option("--test", "judge", help="Images to measure on, unseen by the heads; default: every fifth of --data.")
 @click.option("--parts", help="CSV of part points of the images measured on: image,part,x,y; default: a 4 x 4 grid.")
 @click.option("--boxes", help="CSV of their bounding boxes: image,x,y,width,height; what is outside is one more part.")
 @LIMIT

@@ -135,16 +135,28 @@ def _checked(subject: Subject, layer: str) -> AboveLayer | None:
         scale = float(expected.abs().max().clamp_min(1.0))
         if computed.shape != expected.shape or float((computed - expected).abs().max()) > CLOSE * scale:
             raise AuditError(f"the graph above {layer!r} does not give the model's logits")
-        half = z[:1] * 0.25 + z[1:2] * 0.75
-        mixed = above(half) - (above(z[:1]) * 0.25 + above(z[1:2]) * 0.75)
-        tripled = above(3 * z) - 3 * above(z) + 2 * above(torch.zeros_like(z[:1]))
-        bend = max(float(mixed.abs().max()), float(tripled.abs().max()) / 3)
-        above.is_affine = bend <= CLOSE * scale
+        above.is_affine = is_affine(above, z, scale)
         head = pooled_head(above.start, above.steps, graph.constants, tuple(z.shape[1:]))
         if head is not None and head.weight.shape[0] == expected.shape[1]:
             gap = float((head.logits(points.flatten(2)) - expected).abs().max())
             above.head = head if gap <= CLOSE * scale else None
     return above
+
+
+def is_affine(logits_of: Callable[[Tensor], Tensor], z: Tensor, scale: float | None = None) -> bool:
+    """Whether logits are affine in the layer, tried between, beyond and below two activations ``z``.
+
+    >>> is_affine(lambda z: 2 * z + 1, torch.ones(2, 3).cumsum(0)), is_affine(torch.square, torch.ones(2, 3).cumsum(0))
+    (True, False)
+    """
+    with torch.no_grad():
+        zero, ends = torch.zeros_like(z[:1]), torch.cat([z[:1], z[-1:]])
+        points = torch.cat([z[:1] * 0.25 + z[-1:] * 0.75, ends, zero, 3 * ends])
+        between, first, last, bottom, *far = logits_of(points)
+        scale = scale or float(torch.stack([first, last, bottom]).abs().max().clamp_min(1.0))
+        mixed = between - (first * 0.25 + last * 0.75)
+        tripled = torch.stack(far) - 3 * torch.stack([first, last]) + 2 * bottom
+    return max(float(mixed.abs().max()), float(tripled.abs().max()) / 3) <= CLOSE * scale
 
 
 def _only_needed(steps: list[Node], output: Node) -> list[Node]:

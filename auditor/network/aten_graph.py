@@ -12,7 +12,7 @@ import logging
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -194,6 +194,13 @@ class AtenGraph:
         replaced = {node: state[name].detach() for node, name in self.names.items() if name in state}
         return replace(self, constants={**self.constants, **replaced}, clipped={}, _folded={}, _derived={}, _turned={})
 
+    def on_cpu(self) -> AtenGraph:
+        """Return the graph with its tensors on the CPU; where they are there already it is the same."""
+        if all(tensor.device.type == "cpu" for tensor in self.constants.values()):
+            return self
+        moved = {node: tensor.cpu() for node, tensor in self.constants.items()}
+        return replace(self, constants=moved, clipped={}, _folded={}, _derived={}, _turned={})
+
     @property
     def any_strides(self) -> bool:
         """Whether the graph computes the same for an input in any memory format (nothing in it reads strides)."""
@@ -231,19 +238,28 @@ class AtenGraph:
         leaving = [n for n in inside if is_signal(n) and any(user not in members for user in n.users)]
         return (leaving or inside)[-1]
 
-    def before(self, node: Node) -> set[Node]:
-        """Every node that ``node`` is computed from, and ``node`` itself."""
+    def before(self, node: Node, given: Collection[Node] = ()) -> set[Node]:
+        """Every node that ``node`` is computed from, and ``node`` itself; not what only ``given`` nodes need."""
         needed: set[Node] = set()
         todo = [node]
         while todo:
             n = todo.pop()
             if n not in needed:
                 needed.add(n)
-                todo.extend(n.all_input_nodes)
+                todo.extend(() if n in given else n.all_input_nodes)
         return needed
 
-    def run(self, x: Tensor, until: Node | None = None, pinned: frozenset[Node] = frozenset()) -> Values:
-        """Return the value of every node that ``until`` (the output) needs; ``pinned`` nodes are never folded away."""
+    def run(
+        self,
+        x: Tensor,
+        until: Node | None = None,
+        pinned: frozenset[Node] = frozenset(),
+        given: Mapping[Node, Tensor] | None = None,
+    ) -> Values:
+        """Return the value of every node that ``until`` (the output) needs; ``pinned`` nodes are never folded away.
+
+        ``given`` are values of an earlier pass over the same images: what only they need is not computed again.
+        """
         if tuple(x.shape[1:]) != self.shape:
             raise ShapeError(
                 f"AtenGraph.run: the graph was traced for images of shape {self.shape}, got {tuple(x.shape[1:])}. "
@@ -251,12 +267,12 @@ class AtenGraph:
             )
         if self.batch is not None and len(x) != self.batch:
             raise ShapeError(f"AtenGraph.run: this graph accepts {self.batch} images at a time only, got {len(x)}.")
-        values: Values = {self.input: x, **self.constants}
-        needed = self.before(until or self.output)
+        values: Values = {self.input: x, **self.constants, **(given or {})}
+        needed = self.before(until or self.output, given or ())
         fold = {n.args[0]: n for n in needed if self.folds(n, pinned)}
         with torch.no_grad():
             for node in self.steps:
-                if node not in needed or node in fold:
+                if node not in needed or node in fold or node in values:
                     continue  # a folded convolution is run by its batch norm
                 values[node] = self.compute(node, values, pinned)
         return values
@@ -357,18 +373,19 @@ class AtenGraph:
         return cached[1], cached[2]
 
 
-_GRAPHS: WeakKeyDictionary[Subject, AtenGraph] = WeakKeyDictionary()
+_GRAPHS: WeakKeyDictionary[Subject, tuple[Any, AtenGraph]] = WeakKeyDictionary()
 
 
 def graph_of(subject: Subject) -> AtenGraph:
-    """Return the graph of a subject's module, traced once while the subject lives."""
-    if subject not in _GRAPHS:
+    """Return the graph of a subject's module, traced once while the subject stays on its device in its precision."""
+    where = subject.device, subject.dtype
+    if subject not in _GRAPHS or _GRAPHS[subject][0] != where:
         with subject.at_rest():
             example = subject.normalise(torch.full((subject.max_batch or 2, *subject.input_shape), 0.5))
             graph = AtenGraph.trace(subject.module, example, subject.forward_normalised)
         graph.find_layer = functools.partial(_node_of_equal_value, weakref.ref(subject), weakref.ref(graph))
-        _GRAPHS[subject] = graph
-    return _GRAPHS[subject]
+        _GRAPHS[subject] = where, graph
+    return _GRAPHS[subject][1]
 
 
 def _node_of_equal_value(

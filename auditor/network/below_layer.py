@@ -72,10 +72,11 @@ class BelowLayer:
             outputs.append(first_tensor(output, self.layer))
             raise _Reached
 
+        fast = self.subject.in_fast_layout(x)
         with self.subject.at_rest():
             handle = on_call(self.subject.module, self.layer, stop)
             try:
-                functional_call(self.subject.module, dict(weights), (self.subject.normalise(x),))
+                functional_call(self.subject.module, dict(weights), (self.subject.normalise(fast),))
             except _Reached:
                 return outputs[0]
             finally:

@@ -62,7 +62,8 @@ class Convolution(LinearMap):
         """Apply its transpose."""
         w = self.clipped(sign)
         if self._is_plain() and sign > 0:  # a convolution with mirrored weights is faster than the transposed one
-            x = F.conv2d(q.flatten(0, 1), self.clipped.mirrored(), None, 1, [k - 1 - p for k, (p, _) in self._sides()])
+            w, pad = self.clipped.mirrored(self.groups), [k - 1 - p for k, (p, _) in self._sides()]
+            x = F.conv2d(q.flatten(0, 1), w, None, 1, pad, 1, self.groups)
             return x.reshape(*q.shape[:2], *x.shape[1:])
         even, _ = self._even(None)
         uneven = even == [0] * len(even) and any(b != a for b, a in self.pad)
@@ -82,9 +83,9 @@ class Convolution(LinearMap):
         return list(zip(self.clipped.weight.shape[2:], self.pad, strict=True))
 
     def _is_plain(self) -> bool:
-        """Whether it is two-dimensional with stride, dilation and groups 1 and less padding than kernel."""
+        """Whether it is two-dimensional with stride and dilation 1 and less padding than kernel."""
         fits = all(before == after < k for k, (before, after) in self._sides())
-        return self.stride == [1, 1] and self.dilation == [1, 1] and self.groups == 1 and fits
+        return self.stride == [1, 1] and self.dilation == [1, 1] and fits
 
     def _even(self, a: Any) -> tuple[list[int], Any]:
         """Return the padding that the convolution itself can do, and ``a`` padded here when it cannot."""
@@ -251,9 +252,15 @@ class Clipped:
         """Return the clipped weights of a dense map as (inputs, outputs)."""
         return self._cached("turned", lambda: self.weight.clamp(min=0).transpose(-1, -2).contiguous())
 
-    def mirrored(self) -> Tensor:
+    def mirrored(self, groups: int = 1) -> Tensor:
         """Return the clipped weights of a convolution with input and output channels and both axes turned round."""
-        return self._cached("mirrored", lambda: _channels_last(self(1).flip(2, 3).transpose(0, 1)))
+
+        def make() -> Tensor:
+            turned = self(1).flip(2, 3)
+            by_group = turned.reshape(groups, -1, *turned.shape[1:])  # (groups, outputs, inputs, height, width)
+            return _channels_last(by_group.transpose(1, 2).flatten(0, 1))
+
+        return self._cached("mirrored", make)
 
     def _cached(self, form: str, make: Callable[[], Tensor]) -> Tensor:
         stamp = (self.weight.data_ptr(), self.weight._version)

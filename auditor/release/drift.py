@@ -24,7 +24,7 @@ import torch
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
-from auditor.data.source import Data
+from auditor.data.source import Data, open_data
 from auditor.errors import NumericsError, OptionError, ShapeError
 from auditor.explainers.contributions import contributions
 from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
@@ -32,7 +32,7 @@ from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import prepare, project_images
 from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.metrics.concept_matching import Match, match_columns
-from auditor.progress import Progress, silent
+from auditor.progress import Progress, as_callback, silent
 from auditor.release.retraining_noise import Band, band_of
 from auditor.subject.subject import Subject
 
@@ -42,7 +42,7 @@ ALIKE = 0.5  # a concept whose matches on the other side correlate less than thi
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Drift:
     """What changed from version A to version B; indices are concepts of the best fit of each."""
 
@@ -69,6 +69,17 @@ class Drift:
         if not self.changed:
             return False
         return self.similarity < self.band.low if self.band.is_known else None
+
+    def __repr__(self) -> str:
+        return f"Drift({self.words()})"
+
+    def to_pandas(self) -> Any:
+        """Return the matched concepts as a pandas frame: one of A, one of B, their similarity, changes by class."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = [{"concept_a": i, "concept_b": j, "similarity": s} for i, j, s in self.matched]
+        changes = [dict(zip(self.classes, map(float, row), strict=True)) for row in self.change]
+        return pd.DataFrame([row | change for row, change in zip(rows, changes, strict=True)])
 
     def words(self) -> str:
         """Return the verdict in a sentence; no alarm where it is unknown what retraining changes."""
@@ -139,7 +150,7 @@ def check_comparable(a: Subject, b: Subject) -> None:
 def compare(
     a: Subject,
     b: Subject,
-    data: Data,
+    data: Any,
     *,
     layer: str | None = None,
     rank: int = 10,
@@ -149,10 +160,11 @@ def compare(
     batch_size: int = 64,
     seed: int = 0,
     honest: Mapping[str, Subject] | None = None,
-    progress: Progress = silent,
+    progress: Progress | bool = silent,
 ) -> Drift:
     """Compare concepts of two versions on the same images; ``honest`` ones differ from ``a`` by their training only."""
     check_comparable(a, b)
+    data, progress = open_data(data), as_callback(progress)
     _check_counts(rank, refits)
     name = a.layer(layer).name
     in_b = {item.name for item in b.layers() if item.explainable}

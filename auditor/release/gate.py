@@ -49,7 +49,7 @@ class SignedBy:
     required: bool = False  # whether an audit without a signature fails, whatever the policy says
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Gate:
     """The verdict with all its checks, and what it is about."""
 
@@ -60,6 +60,24 @@ class Gate:
     policy_digest: str = ""
     audit_digest: str = ""
     promoted: str = ""
+
+    def __repr__(self) -> str:
+        held = sum(c.verdict == "pass" for c in self.checks)
+        return f"Gate({self.model}: {self.verdict.upper()}, {held} of {len(self.checks)} checks hold)"
+
+    def _repr_html_(self) -> str:
+        from auditor.explainers.notebook import cell, table
+
+        rows = [(c.metric, c.value, c.limit, c.verdict, c.reason) for c in self.checks]
+        rows.sort(key=lambda row: row[3])  # what failed stands first
+        head = f"<p><b>{self.verdict.upper()}</b>: {cell(self.model)}, policy {cell(self.policy)}</p>"
+        return head + table(["metric", "value", "limit", "verdict", ""], rows)
+
+    def to_pandas(self) -> Any:
+        """Return the checks as a pandas frame, a row each."""
+        import pandas as pd
+
+        return pd.DataFrame([c.to_json() for c in self.checks])
 
     @property
     def verdict(self) -> Verdict:

@@ -2,7 +2,8 @@
 
 Every image that hangs on its deciding spot has it inpainted; and every image gets the spot of an image of another
 class. Images that hang on their spot count by their labels, all others by the old logits, so that the spot predicts no
-class any more and the rest stays. Every fourth image is held out, and says how good the head is.
+class any more and the rest stays. Every fourth image is held out, and says how good the head is. A head that loses
+more of the held-out images without a spot than is allowed goes back towards the old one [Wortsman2022].
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ MARGIN = 0.25  # of a spot's sides that is inpainted around it
 MARGIN_LEFT = 0.5  # share of the margin that an image keeps without its spot, below which it hangs on it
 EPOCHS, RATE, DECAY, BATCH = 40, 1e-3, 1e-3, 32
 HELD_OUT = 4
+CLEAN_LOSS = 0.03  # share of held-out images without a spot that a repair may lose
+STEPS = (1.0, 0.75, 0.5, 0.25)  # of the way from the old head to the new one
 
 
 @dataclass(frozen=True)
 class Examples:
     """What the head is fitted to: the layer's native output, labels, old log-probabilities, and what counts by label.
 
-    ``held_out`` are rows that the fit does not use.
+    ``held_out`` are rows that the fit does not use, ``bare`` those that were given no spot of another class.
     """
 
     z: Tensor
@@ -43,6 +46,7 @@ class Examples:
     teacher: Tensor
     by_label: Tensor
     held_out: Tensor
+    bare: Tensor
 
 
 def examples(
@@ -92,6 +96,7 @@ def examples(
         logits.log_softmax(1)[index],
         torch.cat(by_label),
         index % HELD_OUT == HELD_OUT - 1,
+        torch.arange(len(index)) < len(labels),
     )
 
 
@@ -123,7 +128,10 @@ def refit(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuple[dict[str, Tensor], float]:
-    """Return new weights above the layer whose output ``change`` alters, and the share of held-out images right."""
+    """Return new weights above the layer whose output ``change`` alters, and the share of held-out images right.
+
+    They lie between the old and the new head where the new one loses too many of the images without a spot.
+    """
     weights = {k: p.detach().clone().requires_grad_(True) for k, p in _above(subject, layer).items()}
     if not weights:
         raise OptionError(f"revise: there are no weights above layer {layer!r} to refit; leave --refit-head out.")
@@ -143,8 +151,13 @@ def refit(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         progress("refitting the head", epoch + 1, EPOCHS)
-    fitted = {k: w.detach() for k, w in weights.items()}
-    return fitted, right(subject, layer, change, given, fitted)
+    least = right(subject, layer, lambda z: z, given, only=given.bare) - CLEAN_LOSS
+    old = _above(subject, layer)
+    for step in STEPS:
+        between = {k: torch.lerp(old[k].detach(), w.detach(), step) for k, w in weights.items()}
+        if right(subject, layer, change, given, between, given.bare) >= least:
+            break
+    return between, right(subject, layer, change, given, between)
 
 
 def right(
@@ -153,10 +166,12 @@ def right(
     change: Callable[[Tensor], Tensor],
     given: Examples,
     weights: dict[str, Tensor] | None = None,
+    only: Tensor | None = None,
 ) -> float:
-    """Return the share of held-out images with a label that are right; ``weights`` above the layer, if other ones."""
+    """Return the share of held-out images with a label that are right, by other ``weights`` or of ``only`` these."""
     weights = weights or {}
-    rows = (given.held_out & (given.labels >= 0)).nonzero()[:, 0]
+    wanted = given.held_out & (given.labels >= 0)
+    rows = (wanted if only is None else wanted & only).nonzero()[:, 0]
     if len(rows) == 0:
         return 0.0
     with torch.no_grad():

@@ -152,10 +152,15 @@ def _other_opinions(audit: Audit) -> list[Finding]:
     verdicts = {f["name"]: f["verdict"] for f in about.get("findings", ())}
     sentences = []
     for name, others in about.get("sources", {}).items():
-        missed = [k for k, v in verdicts.items() if v == "found" and others.get(k) in ("nothing", "look")]
+        accused = [k for k, v in verdicts.items() if v == "found"]
+        missed = [k for k in accused if others.get(k) == "nothing"]
+        doubted = [k for k in accused if others.get(k) == "look"]
         alone = [k for k, v in verdicts.items() if v != "found" and others.get(k) == "found"]
         if missed:
             text = f"Its heat misses what {_list(missed)} hang{'s' if len(missed) == 1 else ''} on: read it with care."
+            sentences.append(Finding("warn", text, name))
+        if doubted:
+            text = f"By its heat it is less sure what {_list(doubted)} hang{'s' if len(doubted) == 1 else ''} on."
             sentences.append(Finding("warn", text, name))
         if alone:
             text = f"By its heat {_list(alone)} would hang on one thing; plain heat does not find that."

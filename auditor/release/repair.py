@@ -2,7 +2,8 @@
 
 (a) The directions of the unwanted concepts are projected out of their layer, with the mean of positions without them
 put back (`auditor.network.projected_layer`). (b) The weights above the layer are refitted
-(`auditor.release.head_refit`), with the directions taken out or left. What does best on held-out images is taken.
+(`auditor.release.head_refit`), with the directions taken out or left. What does best on held-out images is taken,
+of what loses at most 3% of those without a spot.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from auditor.errors import DataError, OptionError
 from auditor.explainers.base import Explainer
 from auditor.network.projected_layer import ProjectedLayer, ProjectedNetwork
 from auditor.progress import Progress, silent
-from auditor.release.head_refit import BATCH, Examples, examples, has_weights_above, refit, right
+from auditor.release.head_refit import BATCH, CLEAN_LOSS, Examples, examples, has_weights_above, refit, right
 from auditor.reliance import Finding, RelianceConfig, judge, measure
 from auditor.subject.subject import Subject
 
@@ -142,7 +143,9 @@ def _with_new_head(
     except OptionError:
         changes = changes if refit_head else changes[:1]
     ways = [(change, *refit(subject, layer, change, given, seed, progress)) for change in changes]
-    best, weights, share = max(ways, key=lambda way: way[2])
+    clean = right(subject, layer, nothing, given, only=given.bare) - CLEAN_LOSS
+    keeps = [right(subject, layer, way[0], given, way[1], given.bare) >= clean for way in ways]
+    _, (best, weights, share) = max(zip(keeps, ways, strict=True), key=lambda kept_way: (kept_way[0], kept_way[1][2]))
     least = (1 + 1 / subject.n_classes) / 2 if len(changes) == 1 else right(subject, layer, done.projected, given)
     if refit_head is None and share <= least:
         return done

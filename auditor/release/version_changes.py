@@ -87,12 +87,6 @@ class Changes:
     reliance: tuple[ClassChange, ...] = ()
     not_measured: str = ""
 
-    @property
-    def largest_rise(self) -> float:
-        """Return by how much the score of reliance rose in the class where it rose most; NaN where not measured."""
-        rises = [c.score[1] - c.score[0] for c in self.reliance if not any(math.isnan(s) for s in c.score)]
-        return max(rises, default=math.nan)
-
     def to_json(self) -> dict[str, Any]:
         """Return plain Python for JSON."""
         return {

@@ -68,7 +68,7 @@ AVERAGES = (aten.avg_pool1d.default, aten.avg_pool2d.default, aten.adaptive_avg_
 
 
 @dataclass(slots=True)
-class Walk:
+class BoundWalk:
     """Signals of the nodes of a graph, from the input upwards."""
 
     graph: AtenGraph

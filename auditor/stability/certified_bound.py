@@ -15,7 +15,7 @@ import torch
 
 from auditor.errors import AuditError
 from auditor.network.aten_graph import AtenGraph, Node, graph_of
-from auditor.stability.bound_rules import NoBound, Walk
+from auditor.stability.bound_rules import BoundWalk, NoBound
 from auditor.stability.bound_signal import Signal
 from auditor.subject.subject import Subject
 
@@ -59,10 +59,11 @@ def bounds_of(subject: Subject, layer: str) -> tuple[Bound, Bound]:
 
 def bounds_at(graph: AtenGraph, node: Node, std: tuple[float, ...]) -> tuple[Bound, Bound]:
     """Return both bounds at a node of the graph."""
+    graph = graph.on_cpu()  # float64 products, of which a GPU has few or none
     scale = 1 / torch.tensor(std, dtype=torch.float64).view(-1, *[1] * (len(graph.shape) - 1))
     signals = {graph.input: Signal(graph.shape, 1.0, 0.0, scale=scale)}
     pinned = frozenset({node})
-    walk = Walk(graph, pinned, signals)
+    walk = BoundWalk(graph, pinned, signals)
     needed = graph.before(node) & graph.live
     folded = {n.args[0] for n in needed if graph.folds(n, pinned)}
     try:

@@ -72,15 +72,16 @@ def make_sampler(
 ) -> Sampler:
     """Return the sampler of a mode.
 
-    ``fast`` takes gradients at the image and at a quarter of the noisy copies, the others go through the network only:
-    with 8 samples the cost of at most 12 forward passes per image. ``full`` takes gradients at all copies and adds
-    the worst directions by 20 power iterations.
+    ``fast`` takes gradients at the image and at one in eight noisy copies, the others go through the network only:
+    with 8 samples the cost of at most 11 forward passes per image. Noise in so many dimensions hardly differs in how
+    it turns a gradient: on photos the cosines of eight copies spread by a tenth of their mean. ``full`` takes gradients
+    at all copies and adds the worst directions by 20 power iterations.
     """
     if noise_samples < 1 or not radius > 0:
         raise OptionError(f"stability: want noise_samples >= 1 and radius > 0, got {noise_samples} and {radius}.")
     if mode not in ("fast", "full"):
         raise OptionError(f"stabilities: mode must be fast or full, got {mode!r}.")
-    n_gradients = (noise_samples + 3) // 4 if mode == "fast" else noise_samples
+    n_gradients = (noise_samples + 7) // 8 if mode == "fast" else noise_samples
     return Sampler(subject, layer, noise_samples, n_gradients, radius, seed, worst=mode == "full")
 
 
@@ -166,7 +167,10 @@ class Sampler:
     def _run(self, x: Tensor, targets: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return activations, logits and gradients of (images, copies, …), each (images, copies, numbers)."""
         n, copies = x.shape[:2]
-        flat = x.flatten(0, 1).detach().requires_grad_(True)
+        flat = x.flatten(0, 1).detach()
+        if flat.dim() == 4:  # the way back through depthwise convolutions is faster with channels last
+            flat = flat.contiguous(memory_format=torch.channels_last)
+        flat.requires_grad_(True)
         classes = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
         with torch.enable_grad():
             logits, activations = self.subject.run(flat, [self.layer])

@@ -30,6 +30,29 @@ class Depthwise(nn.Module):
         return self.fc(F.relu(self.deep(self.act(self.up(x)))).mean((2, 3)))
 
 
+class WithClassToken(nn.Module):
+    """The sum of two patches and of a token that is the same for every image."""
+
+    def __init__(self, token):
+        super().__init__()
+        self.token = nn.Parameter(torch.tensor([[[token]]]))
+
+    def forward(self, x):
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), x[..., None]], 1)
+        return tokens.mean(1)
+
+
+def test_mass_that_ends_in_the_start_of_a_class_token_is_lost_and_said():
+    x = torch.tensor([[1.0, 2.0]])
+    engine = ExcitationBackprop(WithClassToken(5.0), torch.rand(2, 2))
+    torch.testing.assert_close(engine.masses(x, [0], contrastive=False), torch.tensor([[[1 / 8, 2 / 8]]]))
+    assert list(engine.lost(x, [0]).values()) == [pytest.approx(5 / 8)]
+    assert any("class token" in note for note in engine.maps(x, [0]).notes)
+    assert not any(
+        "class token" in note for note in ExcitationBackprop(nn.Linear(2, 1), x.repeat(2, 1)).maps(x, [0]).notes
+    )
+
+
 def test_lost_mass_is_reported_layer_by_layer_and_accounts_for_all_of_it():
     torch.manual_seed(3)
     net = Depthwise().double()
@@ -286,3 +309,23 @@ def test_torchvision_families_in_memory_and_as_pt2(name):
     assert not want.empty.any()
     got = ExcitationBackprop(torch.export.unflatten(through_pt2(net, x)), x).maps(x, [0, 5])
     torch.testing.assert_close(got.maps, want.maps, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")  # zennit registers hooks in torch's old way
+def test_zennit_gives_the_same_shares():
+    """Excitation backprop by others' code: the winning probability of every pixel, without biases as in the paper."""
+    attributors = pytest.importorskip("zennit.attribution")
+    composites = pytest.importorskip("zennit.composites")
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 5, 3), nn.ReLU(), nn.AvgPool2d((1, 2)),
+        nn.Flatten(), nn.Linear(5, 4),
+    ).double().eval()  # fmt: skip
+    x = torch.rand(3, 2, 9, 13, dtype=torch.float64, generator=seeded())
+    ours = ExcitationBackprop(net, x).masses(x, [0, 1, 2, 3], contrastive=False)
+    composite = composites.ExcitationBackprop(stabilizer=1e-12, zero_params=["bias"])
+    with attributors.Gradient(model=net, composite=composite) as attributor:
+        for k in range(4):
+            _, theirs = attributor(x.clone().requires_grad_(), torch.eye(4, dtype=torch.float64)[[k] * 3])
+            assert float(theirs.abs().max()) > 0.01
+            torch.testing.assert_close(ours[:, k], theirs, rtol=0, atol=1e-9)  # their divisions are stabilised

@@ -93,7 +93,7 @@ def test_an_edited_file_is_not_an_audit(gated, tmp_path):
 
 def test_some_checks_of_one_explainer_within_a_time(cli, shown):
     options = ("audit", shown, "--data", DATA, "--images", "20", "--no-store")
-    result = cli(*options, "--only", "heads", "--checks", "faithfulness", "--budget", "10m")
+    result = cli(*options, "--explainers", "heads", "--checks", "faithfulness", "--budget", "10m")
     assert result.exit_code == 0
     assert "This is a partial audit, not measured: " in result.stdout
     assert "faithfulness of concepts" in result.stdout
@@ -110,7 +110,7 @@ def test_some_checks_of_one_explainer_within_a_time(cli, shown):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--only", "nobody"), "there is no explainer 'nobody'; attached are: concepts, heads"),
+        (("--explainers", "heads,nobody"), "there is no explainer 'nobody'; attached are: concepts, heads"),
         (("--checks", "faith"), "want some of performance, layers, reliance, faithfulness"),
         (("--budget", "soon"), "want a duration such as 5m"),
     ],
@@ -132,5 +132,5 @@ def test_an_interruption_says_how_many_parts_are_finished(cli, shown, monkeypatc
     monkeypatch.setattr(module, "take", stopping)
     result = cli("audit", shown, "--data", DATA, "--images", "20", "--no-store")
     assert result.exit_code == 130
-    line = "interrupted; nothing was stored; 2 of 10 parts are finished, and the same command goes on from them."
+    line = "interrupted; nothing was stored; 2 of 11 parts are finished, and the same command goes on from them."
     assert line in result.stderr

@@ -33,6 +33,12 @@ def test_usage_errors_are_clicks_own_exit_2(cli):
             2,
             "No space left on device (/x/y); nothing was done.",
         ),
+        (
+            ZeroDivisionError("division by\nzero."),
+            2,
+            "error: ZeroDivisionError: division by zero; nothing was done. (au",
+        ),
+        (RuntimeError(), 2, "error: RuntimeError; nothing was done."),
         (KeyboardInterrupt(), 130, "auditor: interrupted; nothing was done."),
     ],
 )
@@ -49,8 +55,8 @@ def test_an_error_is_one_line_and_an_exit_code(capsys, raised, code, line):
     assert line in printed[0]
 
 
-def test_a_closed_pipe_and_our_own_mistakes_pass_through():
-    for raised in (BrokenPipeError(), ZeroDivisionError()):
+def test_a_closed_pipe_and_clicks_own_errors_pass_through():
+    for raised in (BrokenPipeError(), click.UsageError("no"), click.Abort(), click.exceptions.Exit(0)):
 
         @ERRORS_IN_ONE_LINE
         def command(raised=raised):

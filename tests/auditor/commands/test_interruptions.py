@@ -43,7 +43,7 @@ COMMANDS = {
         ("auditor.training.learning_curves", "learning_curves"),
         "no picture was written",
     ),
-    "demo": ([], ("auditor.plugins.demo", "run_demo"), "the demo is not finished"),
+    "demo": ([], ("auditor.plugins.demo_story", "run_story"), "the demo is not finished"),
     "explain": (
         [MODEL, "IMAGE"],
         ("auditor.plugins.registry.explain_image", "answer_image"),
@@ -56,6 +56,34 @@ COMMANDS = {
         "nothing was attached",
     ),
     "kinds": ([], ("auditor.explainers.kinds", "installed_kinds"), "nothing was changed"),
+    "fidelity": (
+        [MODEL, "--data", "sklearn:digits", "--attributes", "POLICY"],
+        ("auditor.plugins", "load_subject"),
+        "nothing was measured",
+    ),
+    "tcav": (
+        [MODEL, "--data", "sklearn:digits", "--concept", "round=sklearn:digits"],
+        ("auditor.plugins", "load_subject"),
+        "there are no scores",
+    ),
+    "study new": (
+        [MODEL, "--data", "sklearn:digits"],
+        ("auditor.plugins.registry.studies", "new_study"),
+        "no study was drawn",
+    ),
+    "study serve": (
+        [f"{MODEL}#s"],
+        ("auditor.plugins.registry.studies", "find_study"),
+        "the server stopped; every saved answer is kept",
+    ),
+    "study erase": ([f"{MODEL}#s", "CODE"], ("auditor.plugins.registry.studies", "find_study"), "nothing was erased"),
+    "study export": (
+        [f"{MODEL}#s", "a.json"],
+        ("auditor.plugins.registry.studies", "find_study"),
+        "nothing was written",
+    ),
+    "study results": ([f"{MODEL}#s"], ("auditor.plugins.registry.studies", "find_study"), "nothing was stored"),
+    "study plan": (["--difference", "0.1"], ("auditor.study.power", "plan"), "nothing was planned"),
     "list": ([MODEL], ("auditor.plugins.registry.location", "resolve"), "nothing was changed"),
     "verify": ([MODEL], ("auditor.plugins", "verify"), "not everything was checked"),
     "detach": ([MODEL, "c"], ("auditor.plugins", "detach"), "the explainer is attached as before"),

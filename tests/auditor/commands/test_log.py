@@ -5,7 +5,7 @@ import json
 import mlflow
 import pytest
 
-from auditor import plugins
+from auditor import fit, open_data, plugins
 from auditor.plugins.registry import history
 from auditor.plugins.registry.location import resolve
 
@@ -14,7 +14,7 @@ from auditor.plugins.registry.location import resolve
 def name(registry, tiny):
     """A registered model with three entries."""
     version = resolve(plugins.log_subject(tiny, "with-history", experiment="tests"))
-    for action in ("attach", "audit", "gate"):
+    for action in ("sign", "describe", "reload"):  # none of which leaves a tag that the log could be held against
         history.append(version, action, {f"{action}.json": "1" * 64})
     yield "with-history"
     mlflow.MlflowClient().delete_registered_model("with-history")
@@ -26,9 +26,9 @@ def tag_keys(name: str) -> list[str]:
 
 def test_a_history_is_shown_by_name_or_version(cli, name):
     entries = cli.json("log", name)
-    assert [e["action"] for e in entries] == ["attach", "audit", "gate"]
+    assert [e["action"] for e in entries] == ["sign", "describe", "reload"]
     shown = cli("log", "models:/with-history/1").stdout
-    assert "attach.json" in shown
+    assert "sign.json" in shown
     assert cli("log", "digits").exit_code == 0
 
 
@@ -64,3 +64,29 @@ def test_damage_is_named_and_exits_with_one(cli, name, damage):
 def test_bad_input_is_one_line(cli, registry, tmp_path):
     assert "none-such" in cli.fails("log", "none-such")
     assert "no such folder" in cli.fails("log", "verify", "digits", "--trusted", tmp_path / "none")
+
+
+def test_a_deed_without_an_entry_and_one_undone_without_one_are_named(cli, registry, tiny, tiny_npz):
+    """Whoever may edit the model sets a tag back, or moves the alias, and leaves the log as it is."""
+    uri = plugins.log_subject(tiny, "acted-on", experiment="tests")
+    subject, client = plugins.load_subject(uri), mlflow.MlflowClient()
+    concepts = fit("nmf", subject, open_data(tiny_npz), layer="relu", rank=2, refits=1, max_eval=10)
+    plugins.attach(concepts, uri, "concepts", subject=subject, attach_anyway=True)
+    with history.noted(resolve(uri), "promote", {}, "champion"):
+        client.set_registered_model_alias("acted-on", "champion", "1")
+    assert cli("log", "verify", "acted-on").exit_code == 0
+    assert [e["action"] for e in cli.json("log", "acted-on")] == ["begin attach", "attach", "begin promote", "promote"]
+    assert "begin" not in cli("log", "acted-on").stdout
+    client.delete_registered_model_alias("acted-on", "champion")
+    key = "auditor.explainer.concepts"
+    value = client.get_model_version("acted-on", "1").tags[key]
+    client.delete_model_version_tag("acted-on", "1", key)
+    client.set_model_version_tag("acted-on", "1", "auditor.explainer.other", value)
+    result = cli("log", "verify", "acted-on")
+    assert result.exit_code == 1
+    for words in (
+        "alias champion is gone",
+        "explainer concepts of version 1 is gone",
+        "explainer other of version 1 (",
+    ):
+        assert words in result.stderr

@@ -5,7 +5,7 @@ QUICK = ["--methods", "nn,1-heatmap", "--limit", "300"]
 
 
 def test_a_row_per_method(cli):
-    rows = {row["method"]: row for row in cli.json(*TABLE, *QUICK, "--judge", "sklearn:digits")}
+    rows = {row["method"]: row for row in cli.json(*TABLE, *QUICK, "--test", "sklearn:digits")}
     assert list(rows) == ["nn", "1-heatmap"]
     assert rows["nn"]["f_reg"] > 0
     assert rows["1-heatmap"]["f_reg"] is None

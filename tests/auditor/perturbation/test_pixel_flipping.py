@@ -165,3 +165,34 @@ def test_noise_and_random_maps_depend_on_the_image_and_not_on_its_company(images
     torch.testing.assert_close(one.distortion[0], whole.distortion[4])
     assert torch.equal(masked.random_scores(3), other.random_scores(3))
     assert not torch.equal(masked.random_scores(3), masked.random_scores(4))
+
+
+@pytest.mark.slow  # importing quantus alone takes seconds
+@pytest.mark.filterwarnings("ignore")
+def test_quantus_flips_to_the_same_curve():
+    """Pixel flipping by others' code: the same order of pixels under the same noise, drawn by each for itself."""
+    quantus = pytest.importorskip("quantus")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(20, 8), nn.Tanh(), nn.Linear(8, 3)).eval()
+    generator, n = torch.Generator().manual_seed(3), 400
+    x = torch.rand(1, 1, 4, 5, generator=generator)
+    x.view(-1)[[0, 7]] = torch.tensor([0.0, 1.0])  # the noise of both is uniform over [0, 1]
+    ascending = torch.rand(1, 20, generator=generator)
+    with torch.no_grad():
+        before = torch.softmax(net(x), 1)
+    target = before.argmax(1)
+    ours = flip_curve(MaskedImages(net, pixels((1, 4, 5)), draws=n, seed=0), x, target, ascending, [0]).distortion[
+        0, 1:
+    ]
+    metric = quantus.PixelFlipping(
+        features_in_step=1, abs=False, normalise=False, perturb_baseline="uniform", disable_warnings=True
+    )
+    said = metric(
+        model=net, x_batch=x.repeat(n, 1, 1, 1).numpy(), y_batch=target.repeat(n).numpy(), softmax=True, device="cpu",
+        a_batch=(0.5 - ascending).reshape(1, 1, 4, 5).repeat(n, 1, 1, 1).numpy(),  # theirs flips the largest first
+    )  # fmt: skip
+    theirs = (torch.tensor(said) - float(before[0, target])).square()
+    error = theirs.std(0) / n**0.5 * 2**0.5  # of the difference of two means of n draws
+    assert float(ours.max() / ours.min()) > 50  # the curve is not flat
+    assert bool(((theirs.mean(0) - ours).abs() < 4 * error).all())

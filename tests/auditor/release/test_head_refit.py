@@ -44,6 +44,7 @@ def test_carriers_count_by_label_without_their_spot_and_all_others_by_the_old_lo
     assert not torch.equal(made.z[: len(x)][y == 0], subject.activations(x[y == 0], ["relu"])["relu"])
     assert torch.equal(made.z[: len(x)][y == 1], subject.activations(x[y == 1], ["relu"])["relu"])
     assert int(made.held_out[: len(x)].sum()) == len(x) // 4
+    assert made.bare.tolist() == [i < len(x) for i in range(len(made.z))]
 
 
 def test_a_new_head_is_right_on_held_out_images_where_the_old_one_was_not(monkeypatch):
@@ -54,13 +55,39 @@ def test_a_new_head_is_right_on_held_out_images_where_the_old_one_was_not(monkey
     z = subject.activations(torch.cat([x, swapped]), ["relu"])["relu"]
     labels = torch.cat([y, y])
     held_out = torch.arange(len(labels)) % 4 == 3
-    made = Examples(z, labels, torch.zeros(len(labels), 2), torch.ones(len(labels), dtype=torch.bool), held_out)
+    made = Examples(
+        z,
+        labels,
+        torch.zeros(len(labels), 2),
+        torch.ones(len(labels), dtype=torch.bool),
+        held_out,
+        torch.arange(160) < 80,
+    )
     before = right(subject, "relu", lambda z: z, made)
     weights, after = refit(subject, "relu", lambda z: z, made)
     assert set(weights) == {"fc.weight", "fc.bias"}
     assert before < 0.8 < after
     assert after == right(subject, "relu", lambda z: z, made, weights)
     assert torch.equal(subject.module.fc.bias, torch.tensor([-0.4, 0.4]))  # the model itself is as it was
+
+
+def test_a_head_that_loses_clean_images_goes_back_towards_the_old_one(monkeypatch):
+    monkeypatch.setattr(head_refit, "RATE", 0.05)
+    subject = reader()
+    x, y = given(n=80)
+    z = subject.activations(torch.cat([x, x]), ["relu"])["relu"]
+    held_out = torch.arange(160) % 4 == 3
+    labels = torch.cat([y, y])
+    wrong = torch.where(held_out, labels, 1 - labels)  # what is fitted says the opposite of what is held out
+    made = Examples(z, wrong, torch.zeros(160, 2), torch.ones(160, dtype=torch.bool), held_out, torch.arange(160) < 80)
+    monkeypatch.setattr(head_refit, "STEPS", (1.0,))
+    far, after = refit(subject, "relu", lambda z: z, made)
+    monkeypatch.setattr(head_refit, "STEPS", (1.0, 0.01))
+    near, kept = refit(subject, "relu", lambda z: z, made)
+    assert after < 0.5
+    assert kept == right(subject, "relu", lambda z: z, made) == 1.0
+    old = subject.module.fc.weight.detach()
+    torch.testing.assert_close(near["fc.weight"] - old, 0.01 * (far["fc.weight"] - old), rtol=0, atol=1e-5)
 
 
 def test_a_layer_with_nothing_above_it_has_no_head():

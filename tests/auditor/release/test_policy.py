@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from auditor.errors import OptionError
 from auditor.metrics.names import can_exist, nearest, split, words
-from auditor.release.policy import Limit, Policy, parse_policy, read_policy
+from auditor.release.policy import Limit, Policy, in_words, parse_policy, read_policy
 
 
 @pytest.mark.parametrize(
@@ -131,3 +131,17 @@ def test_unknown_words_are_answered_with_the_known_ones_of_that_place():
         parse_policy('explainer = "a"\n[limits."model/ece"]\nmax = 1')
     with pytest.raises(OptionError, match="known are min, max, threshold, greater_is_better"):
         parse_policy('[limits."model/ece"]\nmax = 1\nmaxi = 2')
+
+
+def test_pins_and_signers_in_words():
+    policy = parse_policy(
+        '[limits."model/accuracy"]\nmin = 0.9\n[pins]\nimages = 50\nkinds = ["nmf", "tree"]\n'
+        '[signers]\nmodel = ["alice"]\n',
+        "p.toml",
+    )
+    assert in_words(policy) == [
+        "model/accuracy: at least 0.9.",
+        "The data has 50 images.",
+        "There is an explainer of kind nmf, and one of kind tree.",
+        "The model is signed by alice.",
+    ]

@@ -108,6 +108,9 @@ def test_joined_branches():
     twice = joined([base, base], (4,), lambda t: torch.cat(t, 1))
     assert twice.first == pytest.approx(3 * largest(torch.cat([matrix(3, 2)] * 2, 1)))
     assert twice.second == pytest.approx(largest(torch.cat([matrix(3, 2)] * 2, 1)))
+    other = Signal((2,), 3.0, 1.0, matrix=matrix(3, 2, seed=1), origin=base.origin)
+    stacked = joined([base, other], (4,), lambda t: torch.cat(t, 1))  # less than if both were largest at once
+    assert stacked.first == pytest.approx(3 * largest(torch.cat([matrix(3, 2), matrix(3, 2, seed=1)], 1)))
     between = joined([base, base], (5,), None)  # a constant stands between
     assert between.first == pytest.approx(3 * largest(matrix(3, 2)) * math.sqrt(2))
 

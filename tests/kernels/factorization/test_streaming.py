@@ -196,3 +196,14 @@ def test_the_start_factorizes_a_sample_in_which_weak_columns_weigh_more(monkeypa
     few = X[:, :300]
     factorize_stream(cut(few), 5, seed=3, max_iter=1)
     torch.testing.assert_close(passed[1], few)  # all of it: nothing stands for anything else
+
+
+def test_keys_are_those_of_splitmix64_in_plain_integers():
+    def mixed(number):
+        z = (number * 0x9E3779B97F4A7C15 + 7 * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) % 2**64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+        return z ^ (z >> 31)
+
+    plain = [-math.log1p(-((mixed(i) >> 11) / 2.0**53)) for i in range(5, 18)]
+    assert _hashed_exponential(5, 13, 7).tolist() == pytest.approx(plain, rel=1e-12)

@@ -255,3 +255,9 @@ def test_a_tiny_node_is_followed_by_any_other():
     groups = [rows[:5], rows[5:9], rows[9:40], rows[40:47], rows[47:]]
     for got, part in zip(level.search(groups, [LOCAL] * 5), groups, strict=True):
         same(got, level.expected(part))
+
+
+def test_the_memory_of_a_thread_holds_a_node_and_its_sibling():
+    room = scratch(64, 16, 3)
+    assert room.best.shape == room.second.shape == (2, 64)
+    assert room.sums.shape == (17, 3)
