@@ -26,7 +26,7 @@ ifeq ($(LOCKED),1)
 	$(BIN)/python -m pip --quiet check
 else
 	$(PIP) --upgrade --constraint constraints.txt pip setuptools
-	$(PIP) --constraint constraints.txt --editable '.[serve,onnx,oidc,auth,sign,dev]'
+	$(PIP) --constraint constraints.txt --editable '.[serve,onnx,oidc,auth,sign,s3,cluster,dev]'
 endif
 	touch $@
 
