@@ -75,5 +75,7 @@ def test_the_metrics_of_an_audit_stand_together_in_its_run_and_few_on_the_models
     assert len(run.data.metrics) > 30
     logged = mlflow.MlflowClient().get_logged_model(version.model_id).metrics
     on_page = {m.key for m in logged if m.run_id == run.info.run_id}
-    assert {"model/accuracy", "explainer/concepts/f_cls"} <= on_page
+    # another test of this session may have audited some checks only: what was not taken cannot stand on the page
+    assert {"model/accuracy", "explainer/concepts/f_cls"} & taken <= on_page
+    assert "model/accuracy" in on_page
     assert len(on_page) <= 3
