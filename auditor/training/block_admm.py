@@ -21,6 +21,11 @@ unstable:
 * equation 4.7: when the relative residual of all blocks exceeds a shrinking bound, the penalty grows.
 
 With one gradient step from a forward pass, no dual and a large beta this is back-propagation with a scale per layer.
+
+``PRINTED`` are the settings that undo these choices: Z and Adam's moments on Z kept per sample, Z_T moved by steps like
+the others, U drawn uniformly, the dual at full step. Two readings remain: a visit moves the Z of its mini-batch, not of
+all samples, and Z_t sees the new Z_{t+1}, since the printed loop runs downwards.
+`bench_like_with_like.py` has both in one table.
 """
 
 from __future__ import annotations
@@ -92,7 +97,20 @@ class BlockAdmmConfig(BaseModel):
         default=None, ge=1, description="Bytes the variables may take; default: what is free."
     )
     refresh: int = Field(default=8, ge=1, description="Mini-batches between two curvature estimates.")
+    top: Literal["prox", "step"] = Field(default="prox", description="Z_T by the prox of J, or by steps as the others.")
+    z_moments: Literal["visit", "kept"] = Field(
+        default="visit", description="Adam's moments on Z: begun at each visit, or kept per sample."
+    )
+    dual_start: float = Field(default=0.0, ge=0, description="U is drawn uniformly from 0 to this; 0: zeros.")
+    dual_halving: bool = Field(default=True, description="Halve the dual step when a residual grows for three epochs.")
     seed: int = Field(default=0, ge=0)
+
+
+# [Khorram2020], algorithm 2 as printed; it leaves open lr, z_lr and how wide U is drawn
+PRINTED: dict[str, Any] = {
+    "beta": 1.0, "z_optimizer": "adam", "z_moments": "kept", "top": "step", "z_steps": 1, "start": "kept",
+    "dual_step": 1.0, "dual_halving": False, "dual_clip": 1e9, "dual_start": 1e-4,
+}  # fmt: skip
 
 
 class BlockAdmm:
@@ -114,26 +132,30 @@ class BlockAdmm:
         if len(shapes[-1]) != 1:
             raise ShapeError(f"{WHERE}: the last block must give a vector per sample, got {tuple(shapes[-1])}.")
         check_labels(y, len(x), None if config.loss == "triplet" else shapes[-1][0], WHERE)
+        _check_steps(config)
         stored = names_of("Z", shapes) if config.start == "kept" else {}
         stored |= names_of("U", shapes) if config.dual_step else {}
+        if config.z_moments == "kept":
+            stepped = shapes if config.top == "step" else shapes[:-1]
+            stored |= names_of("A", stepped) | names_of("B", stepped)  # Adam's means of gradient and square
         self.bytes_needed = variables_bytes(len(x), stored, x.element_size())
         check_room(self.bytes_needed, x, config.variables, config.memory_limit, WHERE)
         self.variables = Variables(len(x), stored, x, config.variables)
         self.maps: list[Calculus] = [calculus_of(block) for block in self.blocks]
         self.optimizers = [optimizer_of(block, config) for block in self.blocks]
         self.beta = [config.beta * config.beta_ratio**t for t in reversed(range(len(self.blocks)))]
-        self.watch = Watch(WHERE, config.dual_step)
+        self.watch = Watch(WHERE, config.dual_step, halves=config.dual_halving)
         self.last_good = Snapshot(self.blocks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.epoch, self.batches = 0, 0
         self.steps = [_StepRule(config, calculus) for calculus in self.maps]
         self.mean_weights = [p.detach().clone() for p in self._parameters()] if config.average else []
-        self.filled = False  # whether the stored Z hold a forward pass
+        self.filled = False  # whether the stored Z hold a forward pass, and U its draw
         self._workers: BlockWorkers | None = None
 
     def __iter__(self) -> Iterator[Cycle]:
         """Yield the state after every pass over the samples; NaN or a residual that diverges is an error."""
-        if "Z1" in self.variables and not self.filled:
+        if not self.filled:
             self._fill()
         modes = [block.training for block in self.blocks]
         for block in self.blocks:
@@ -192,7 +214,9 @@ class BlockAdmm:
         residuals = tuple((total / counts).sqrt().tolist())
         relative = float((total.sum() / size.sum().clamp(min=1e-30)).sqrt())  # |h| of eq. 4.7, free of the scale of Z
         mean_loss = float(loss) / n
-        self.watch.judge(epoch, mean_loss, residuals)
+        # kept Z start on the forward pass, so that every residual grows from zero at first
+        sizes = (size / counts).sqrt().tolist() if self.config.start == "kept" else ()
+        self.watch.judge(epoch, mean_loss, residuals, sizes)
         cycle = Cycle(epoch, mean_loss, residuals, tuple(self.beta), self.watch.dual_step)
         self._adapt_penalty(epoch, relative)
         return cycle
@@ -211,11 +235,17 @@ class BlockAdmm:
             Z.append(self.variables.read(f"Z{t}", rows) if "Z1" in self.variables else near[-1])
             gap.append(Z[-1] - near[-1])
         loss = self.loss.value(self._chained(linearised[0].out) if len(self.variables) else near[-1], y).double()
-        Z[T] = self.loss.prox(near[T], y, beta[-1])
+        if cfg.top == "prox":
+            Z[T] = self.loss.prox(near[T], y, beta[-1])
+        else:
+            Z[T] = Z[T] + self._printed_top(Z[T], gap[T], rows, y)
         gap[T] = Z[T] - near[T]
         moves: dict[int, Tensor] = {}
         for t in range(T - 1, 0, -1):
-            moves[t] = self.steps[t].descend(linearised[t], gap[t], gap[t + 1], beta[t - 1], beta[t], self.batches)
+            moments = self._moments(t, rows)
+            pulls = linearised[t], gap[t], gap[t + 1], beta[t - 1], beta[t]
+            moves[t] = self.steps[t].descend(*pulls, self.batches, moments)
+            self._keep(t, rows, moments)
             Z[t], gap[t] = Z[t] + moves[t], gap[t] + moves[t]
         changed = [torch.zeros_like(linearised[0].out)]  # what the moves change of block t's output; X does not move
         for t in range(1, T):
@@ -239,6 +269,32 @@ class BlockAdmm:
                 self.variables.write(f"Z{t}", rows, Z[t])
         squares = torch.stack([r.double().square().sum() for r in residual])
         return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
+
+    def _printed_top(self, z: Tensor, gap: Tensor, rows: Tensor, y: Tensor) -> Tensor:
+        """Return the move of Z_T by steps on  J(y, z) + beta/2 |gap + m|^2."""
+        T = len(self.maps)
+        moments = self._moments(T, rows)
+        move = torch.zeros_like(z)
+        for _ in range(self.config.z_steps):
+            grad = self.loss.gradient(z + move, y) + self.beta[-1] * (gap + move)
+            move = move - _stepped(grad, moments, self.config.z_lr)
+        self._keep(T, rows, moments)
+        return move
+
+    def _moments(self, t: int, rows: Tensor) -> Moments | None:
+        """Return Adam's moments of Z_t for these samples: as they were left, or fresh; None for other steps."""
+        if self.config.z_optimizer != "adam":
+            return None
+        if f"A{t}" not in self.variables:
+            return Moments()
+        # every sample is visited once per epoch
+        counted = self.epoch * self.config.z_steps
+        return Moments(self.variables.read(f"A{t}", rows), self.variables.read(f"B{t}", rows), counted)
+
+    def _keep(self, t: int, rows: Tensor, moments: Moments | None) -> None:
+        if moments is not None and f"A{t}" in self.variables:
+            self.variables.write(f"A{t}", rows, torch.as_tensor(moments.mean))
+            self.variables.write(f"B{t}", rows, torch.as_tensor(moments.square))
 
     def _chained(self, z: Tensor) -> Tensor:
         """Return the plain forward pass from the first block's output, which the reported loss is taken of."""
@@ -283,9 +339,16 @@ class BlockAdmm:
                     self.variables[name].mul_(1 / grown)  # the multipliers beta U stay
 
     def _fill(self) -> None:
+        """Give the stored Z a forward pass and U its draw."""
+        generator = torch.Generator().manual_seed(self.config.seed + 1)
+        drawn = [name for name in self.variables if name.startswith("U")] if self.config.dual_start else []
         for rows in torch.split(torch.arange(len(self.x)), 2048):
+            for name in drawn:
+                shape = len(rows), *self.variables[name].shape[1:]
+                uniform = torch.rand(shape, generator=generator, dtype=self.x.dtype)
+                self.variables.write(name, rows, self.config.dual_start * uniform)
             z = self.x[rows.to(self.x.device)]
-            for t, f in enumerate(self.maps, 1):
+            for t, f in enumerate(self.maps, 1) if "Z1" in self.variables else ():
                 z = f.out(z)
                 self.variables.write(f"Z{t}", rows, z)
         self.filled = True
@@ -323,6 +386,39 @@ class BlockAdmm:
         return self
 
 
+class Moments:
+    """Adam's running means of a gradient and of its square, for the samples of one visit."""
+
+    def __init__(self, mean: Tensor | float = 0.0, square: Tensor | float = 0.0, counted: int = 0) -> None:
+        self.mean, self.square, self.counted = mean, square, counted
+
+    def step(self, grad: Tensor) -> Tensor:
+        """Take the gradient in; return the step for a learning rate of 1."""
+        self.counted += 1
+        self.mean = 0.9 * self.mean + 0.1 * grad
+        self.square = 0.999 * self.square + 0.001 * grad.square()
+        mean, square = self.mean / (1 - 0.9**self.counted), self.square / (1 - 0.999**self.counted)
+        return mean / (square.sqrt() + 1e-8)
+
+
+def _stepped(grad: Tensor, moments: Moments | None, lr: float) -> Tensor:
+    return lr * (grad if moments is None else moments.step(grad))
+
+
+def _check_steps(config: BlockAdmmConfig) -> None:
+    """Refuse settings of Z that contradict each other."""
+    if config.z_moments == "kept" and (config.z_optimizer != "adam" or config.start != "kept"):
+        raise OptionError(
+            f"{WHERE}: z_moments=kept are moments of adam on kept variables, got z_optimizer={config.z_optimizer} and "
+            f"start={config.start}; set z_optimizer=adam and start=kept."
+        )
+    if config.top == "step" and config.z_optimizer not in ("adam", "sgd"):
+        raise OptionError(
+            f"{WHERE}: top=step moves Z_T by adam or sgd, got z_optimizer={config.z_optimizer}; set z_optimizer=adam, "
+            "or top=prox."
+        )
+
+
 class _StepRule:
     """Descent on Z_t through the block above it; carries what it knows of that block's curvature."""
 
@@ -345,14 +441,23 @@ class _StepRule:
         self.length = length
         self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
 
-    def descend(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float, batch: int) -> Tensor:
+    def descend(
+        self,
+        around: Around,
+        gap: Tensor,
+        goal: Tensor,
+        beta: float,
+        above: float,
+        batch: int,
+        moments: Moments | None = None,
+    ) -> Tensor:
         """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - goal|^2.
 
         ``gap`` is Z_t - near_t at the start, ``goal`` that of the variable above after its steps.
         """
         cfg = self.config
         if cfg.z_optimizer in ("adam", "sgd"):
-            return self._printed(around, gap, goal, beta, above)
+            return self._printed(around, gap, goal, beta, above, moments)
         key = (beta, above, batch // cfg.refresh)
         if key != self.key:
             self.key, self.matrix = key, None
@@ -387,17 +492,13 @@ class _StepRule:
         assert self.norm is not None
         self.norm = self.norm * 1.05  # power iteration comes from below
 
-    def _printed(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor:
-        cfg = self.config
-        m = s = move = torch.zeros_like(gap)
-        for k in range(1, cfg.z_steps + 1):
+    def _printed(
+        self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float, moments: Moments | None
+    ) -> Tensor:
+        move = torch.zeros_like(gap)
+        for _ in range(self.config.z_steps):
             _, pulled = around.pull(move, goal)
-            grad = above * pulled + beta * (gap + move)
-            if cfg.z_optimizer == "sgd":
-                move = move - cfg.z_lr * grad
-                continue
-            m, s = 0.9 * m + 0.1 * grad, 0.999 * s + 0.001 * grad.square()
-            move = move - cfg.z_lr * (m / (1 - 0.9**k)) / ((s / (1 - 0.999**k)).sqrt() + 1e-8)
+            move = move - _stepped(above * pulled + beta * (gap + move), moments, self.config.z_lr)
         return move
 
     def _backtrack(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor:

@@ -81,7 +81,10 @@ def load(run: BlockAdmm, folder: Path) -> None:
             "start without it."
         ) from err
     expected = _stamp(run)
-    differ = sorted(k for k in expected if state["stamp"].get(k) != expected[k])
+    stamp = dict(state["stamp"])
+    # a checkpoint from before an option was there was made with its default
+    stamp["configuration"] = {**type(run.config)().model_dump(mode="json", exclude=LOCAL), **stamp["configuration"]}
+    differ = sorted(k for k in expected if stamp.get(k) != expected[k])
     if differ:
         raise OptionError(
             f"block-admm: the checkpoint in {folder} was made with another {', '.join(differ)}; give the same, or "

@@ -134,8 +134,8 @@ class Snapshot:
 class Watch:
     """Watches loss and residuals: halves the dual step when a residual keeps growing, ends a run that has diverged."""
 
-    def __init__(self, where: str, dual_step: float = 0.0) -> None:
-        self.where, self.dual_step = where, dual_step
+    def __init__(self, where: str, dual_step: float = 0.0, halves: bool = True) -> None:
+        self.where, self.dual_step, self.halves = where, dual_step, halves
         self._least = dual_step / 8  # with a dual that stands still the gap would never close
         self._early: list[float] = []  # the largest of the first cycles
         self._n_cycles = 0
@@ -168,7 +168,7 @@ class Watch:
                     f"{self.where}: the residual of block {t + 1} grew from {self._early[t]:.3g} to {r:.3g} by epoch "
                     f"{epoch}; the blocks hold the last good state. Lower the dual step or the learning rate."
                 )
-        if self._grown and max(self._grown) >= PATIENCE:
+        if self.halves and self._grown and max(self._grown) >= PATIENCE:
             self.dual_step = max(self.dual_step / 2, self._least)
             self._grown = [0] * len(residuals)
 

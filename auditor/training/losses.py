@@ -32,6 +32,13 @@ class Loss(ABC):
     def prox(self, v: Tensor, y: Tensor, beta: float) -> Tensor:
         """Return argmin_z J(y, z) + beta/2 |z - v|^2."""
 
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient of the value in z."""
+        with torch.enable_grad():
+            z = z.detach().clone().requires_grad_()
+            (grad,) = torch.autograd.grad(self.value(z, y), z)
+        return grad
+
 
 class Squared(Loss):
     """1/2 |z - onehot(y)|^2."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from auditor.errors import DataError, NumericsError, OptionError, ShapeError
-from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig, block_admm
+from auditor.training.block_admm import PRINTED, BlockAdmm, BlockAdmmConfig, block_admm
 from auditor.training.cycle import accuracy, forward
 from tests.auditor.training.three_clouds import blobs, mlp, weights
 
@@ -427,3 +427,73 @@ def test_a_cycle_reports_means_over_samples_and_numbers():
     _, squares, _ = twin.visit(torch.arange(N))
     expected = [(float(s) / (N * width)) ** 0.5 for s, width in zip(squares, (11, 3), strict=True)]
     assert cycle.residuals == pytest.approx(expected, rel=1e-4)
+
+
+def test_as_printed_the_moments_of_a_sample_go_on_where_its_last_visit_left_them():
+    """Block-ADMM as printed on one linear block, against numpy-like steps written out for every sample by itself."""
+    x, y = blobs()
+    x, block = x.double(), nn.Linear(WIDTH, 3).double()
+    start = [p.detach().clone() for p in block.parameters()]
+    settings = {**PRINTED, "batch": 30, "lr": 0.01, "z_lr": 0.05, "z_steps": 2, "dual_start": 0.5, "seed": 3}
+    solver = BlockAdmm([block], x, y, BlockAdmmConfig(**settings))
+    next(iter(solver))
+    drawn = BlockAdmm([nn.Linear(WIDTH, 3).double()], x, y, BlockAdmmConfig(**settings))
+    drawn._fill()
+    U = drawn.variables["U1"].clone()
+    assert 0 < float(U.min()) < float(U.max()) < 0.5
+    assert float(U.mean()) == pytest.approx(0.25, abs=0.05)  # 270 draws: four standard errors
+    W, b = start
+    plain = nn.Linear(WIDTH, 3).double()
+    with torch.no_grad():
+        plain.weight.copy_(W), plain.bias.copy_(b)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.0)
+    Z, mean, square = plain(x).detach().clone(), torch.zeros(N, 3).double(), torch.zeros(N, 3).double()
+    target = nn.functional.one_hot(y).double()
+    generator = torch.Generator().manual_seed(3)
+    for epoch in range(2):
+        for rows in torch.tensor_split(torch.randperm(N, generator=generator), 3):
+            for i in rows.tolist():
+                made = plain(x[i]).detach()
+                for step in range(1, 3):
+                    k = 2 * epoch + step
+                    grad = Z[i] - target[i] + (Z[i] - made + U[i])
+                    mean[i] = 0.9 * mean[i] + 0.1 * grad
+                    square[i] = 0.999 * square[i] + 0.001 * grad**2
+                    Z[i] -= 0.05 * mean[i] / (1 - 0.9**k) / ((square[i] / (1 - 0.999**k)).sqrt() + 1e-8)
+            optimizer.zero_grad()
+            (0.5 * (plain(x[rows]) - Z[rows] - U[rows]).square().sum() / len(rows)).backward()
+            optimizer.step()
+            U[rows] += Z[rows] - plain(x[rows]).detach()
+        if epoch == 0:
+            first = Z.clone()
+            torch.testing.assert_close(solver.variables["Z1"], first, rtol=0, atol=1e-12)
+            next(iter(solver))
+    torch.testing.assert_close(solver.variables["Z1"], Z, rtol=0, atol=1e-10)
+    torch.testing.assert_close(solver.variables["U1"], U, rtol=0, atol=1e-10)
+    torch.testing.assert_close(weights([block]), weights([plain]), rtol=0, atol=1e-10)
+
+
+def test_as_printed_it_learns_two_blocks():
+    x, y = blobs()
+    blocks = mlp(WIDTH, 11, 3)
+    # 20 epochs: with full duals on kept variables it falls apart later, at every step size tried
+    solver, cycles = run(blocks, x, y, 20, **{**PRINTED, "z_lr": 0.1, "lr": 0.003})
+    assert accuracy(blocks, x, y) > 0.95
+    assert {cycle.dual_step for cycle in cycles} == {1.0}  # never halved
+    assert {"A1", "B1", "A2", "B2"} <= set(solver.variables)
+    needed = BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(start="kept")).bytes_needed
+    assert solver.bytes_needed == 2 * needed  # the moments are counted before the work starts
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"z_moments": "kept", "start": "kept"}, "z_moments=kept are moments of adam"),
+        ({"z_moments": "kept", "z_optimizer": "adam"}, "start=forward"),
+        ({"top": "step"}, "set z_optimizer=adam, or top=prox"),
+    ],
+)
+def test_settings_of_z_that_contradict_each_other_are_refused(options, sentence):
+    x, y = blobs()
+    with pytest.raises(OptionError, match=sentence):
+        BlockAdmm(mlp(WIDTH, 11, 3), x, y, BlockAdmmConfig(**options))

@@ -1,10 +1,12 @@
 """A resumed Block-ADMM run is the same run; a checkpoint of another is refused."""
 
+import json
+
 import pytest
 import torch
 
 from auditor.errors import ArtifactError, OptionError
-from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
+from auditor.training.block_admm import PRINTED, BlockAdmm, BlockAdmmConfig
 from tests.auditor.training.three_clouds import blobs, mlp, weights
 
 N, WIDTH = 90, 13
@@ -22,7 +24,9 @@ def run(blocks, x, y, epochs, **options):
     return solver, [cycle for _, cycle in zip(range(epochs), solver, strict=False)]
 
 
-@pytest.mark.parametrize("options", [{}, {"start": "kept", "z_optimizer": "gradient"}, {"average": 0.9}])
+@pytest.mark.parametrize(
+    "options", [{}, {"start": "kept", "z_optimizer": "gradient"}, {"average": 0.9}, {**PRINTED, "z_lr": 0.05}]
+)
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_resumed_run_is_the_same_run(tmp_path, options, mapped):
     x, y = blobs()
@@ -37,7 +41,9 @@ def test_a_resumed_run_is_the_same_run(tmp_path, options, mapped):
     assert len(list((tmp_path / "kept").glob("*.safetensors"))) == 1
     again = mlp(WIDTH, 11, 3, seed=9)
     folder = {"variables": tmp_path / "b"} if mapped else {}
-    rest = BlockAdmm(again, x, y, BlockAdmmConfig(batch=30, lr=0.01, **options, **folder)).resume(tmp_path / "kept")
+    rest = BlockAdmm(again, x, y, BlockAdmmConfig(**{"batch": 30, "lr": 0.01, **options, **folder})).resume(
+        tmp_path / "kept"
+    )
     cycles = [cycle for _, cycle in zip(range(2), rest, strict=False)]
     assert cycles == expected[3:]
     assert torch.equal(weights(again), weights(whole))
@@ -59,3 +65,16 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         BlockAdmm(mlp(WIDTH, 11, 3), x + 1, y, solver.config).resume(tmp_path)
     with pytest.raises(ArtifactError, match="no checkpoint that can be read"):
         solver.resume(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_from_before_an_option_was_there_is_taken_up(tmp_path):
+    x, y = blobs()
+    solver, _ = run(mlp(WIDTH, 11, 3), x, y, 1)
+    solver.save(tmp_path)
+    state = json.loads((tmp_path / "state.json").read_text())
+    del state["stamp"]["configuration"]["dual_start"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert BlockAdmm(mlp(WIDTH, 11, 3), x, y, solver.config).resume(tmp_path).epoch == 1
+    other = BlockAdmmConfig(batch=30, lr=0.01, dual_start=0.5)
+    with pytest.raises(OptionError, match="made with another configuration"):
+        BlockAdmm(mlp(WIDTH, 11, 3), x, y, other).resume(tmp_path)
