@@ -18,7 +18,8 @@ from auditor.commands.group import JSON, SEED, auditor, example, reports_errors
 @click.option("--data", default="sklearn:digits", show_default=True, help="Images to train on; see auditor --help.")
 @click.option("--test", help="Images to measure on; default: the set's test split, else the last fifth.")
 @click.option(
-    "--methods", help="Comma-separated; default: all of block-admm,gotmare,full-admm,taylor,bcd,dladmm,sgd,adam."
+    "--methods",
+    help="Comma-separated; default: all of block-admm,block-admm-printed,gotmare,full-admm,taylor,bcd,dladmm,sgd,adam.",
 )
 @click.option("--hidden", default="64,64", show_default=True, help="Widths of the hidden layers.")
 @click.option("--epochs", default=20, show_default=True, type=click.IntRange(min=1), help="Passes over the samples.")

@@ -61,7 +61,7 @@ def learning_curves(
     for method in methods:
         blocks, curve = stack(widths, seed), Curve(method)
         settings: dict[str, Any] = {} if method == "bcd" else {"loss": loss}  # bcd knows the squared loss only
-        if method in ("block-admm", "gotmare", "sgd", "adam"):
+        if "batch" in METHODS[method][1].model_fields:
             settings["batch"] = max(16, min(128, len(x) // 50))  # small sets need their steps
         run = cycles(method, blocks, x, y, epochs=epochs, seed=seed, **settings)
         spent = cpu = 0.0

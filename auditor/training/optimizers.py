@@ -1,6 +1,7 @@
 """All optimizers by name on one interface: ``cycles(name, blocks, x, y, epochs=…)`` yields a `Cycle` per epoch.
 
-block-admm   Stochastic Block-ADMM with damped duals              gotmare   block splitting without duals
+block-admm   Stochastic Block-ADMM, made stable                    gotmare   block splitting without duals
+block-admm-printed   the same as algorithm 2 of the paper prints it
 full-admm    closed forms on all samples, duals everywhere        taylor    the same, duals on the last layer only
 bcd          block coordinate descent without duals [Zeng2019]     dladmm    closed forms, constraints on the weights
 sgd, adam    back-propagation
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from auditor.errors import OptionError
 from auditor.training.backprop import BackpropConfig, backprop
-from auditor.training.block_admm import BlockAdmmConfig, block_admm
+from auditor.training.block_admm import PRINTED, BlockAdmmConfig, block_admm
 from auditor.training.block_coordinate_descent import BcdConfig, bcd
 from auditor.training.cycle import Cycle
 from auditor.training.dladmm import DlAdmmConfig, dladmm
@@ -32,6 +33,7 @@ METHODS: dict[str, tuple[Make, type[BaseModel], dict[str, Any], bool]] = {
         {"beta": 10.0, "beta_ratio": 10.0, "dual_step": 1.0, "lr": 2e-3},
         True,
     ),
+    "block-admm-printed": (block_admm, BlockAdmmConfig, {**PRINTED, "z_lr": 0.1}, False),
     "gotmare": (
         block_admm,
         BlockAdmmConfig,

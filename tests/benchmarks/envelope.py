@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent / "results"
 VERSION = 1
 HEADER = ("experiment", "command", "settings", "seeds", "commit", "machine")
 
