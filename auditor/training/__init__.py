@@ -1,4 +1,4 @@
-"""Optimizers other than back-propagation: Block-ADMM, dlADMM, full ADMM, block coordinate descent, and their curves.
+"""Optimizers other than back-propagation: Block-ADMM (with factorizations), dlADMM, full ADMM, BCD, and their curves.
 
-May use: errors, progress, subject, data, kernels/admm.
+May use: errors, progress, subject, data, kernels/admm, kernels/factorization.
 """

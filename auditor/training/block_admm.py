@@ -43,11 +43,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from auditor.errors import AuditError, OptionError, ShapeError
-from auditor.kernels.admm.subproblems import majorant_inverse
-from auditor.training.block_calculus import Around, Calculus, calculus_of
+from auditor.training.block_calculus import Around, Calculus
 from auditor.training.block_variables import Variables, check_room, names_of, variables_bytes
-from auditor.training.cycle import Cycle, Snapshot, Watch, check_blocks, check_labels
-from auditor.training.losses import LossName, loss_of
+from auditor.training.cycle import Cycle, Snapshot, Watch, check_blocks
+from auditor.training.factorization import calculus_with_factors, check_factorizations
+from auditor.training.losses import Loss, LossName, loss_of
+from auditor.training.variable_steps import Moments, StepRule, stepped
 
 if TYPE_CHECKING:
     from auditor.training.block_processes import BlockWorkers
@@ -66,8 +67,14 @@ class BlockAdmmConfig(BaseModel):
         default=1.0, gt=0, description="beta_t / beta_{t+1}: stiffer couplings below keep Z_t from absorbing the error."
     )
     batch: int = Field(default=128, ge=1, description="Samples per mini-batch.")
+    gamma: float = Field(default=1.0, gt=0, description="Penalty |Z - M S + V|^2 of factorizations among the blocks.")
+    reconstruction: float = Field(
+        default=1.0, ge=0, le=1, description="Share of what M S misses that Z is asked to give up; as printed: 1."
+    )
+    basis_steps: int = Field(default=1, ge=0, description="HALS passes over M per visit; 0 leaves M as it is.")
     optimizer: Literal["adam", "sgd"] = Field(default="adam", description="For the blocks.")
     lr: float = Field(default=1e-3, gt=0, description="Step size of the blocks (eta).")
+    lr_factors: tuple[float, ...] | None = Field(default=None, description="Of each block's lr; default: 1 for all.")
     momentum: float = Field(default=0.0, ge=0, lt=1, description="Of sgd.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled, as in AdamW.")
     theta_steps: int = Field(default=1, ge=1, description="Optimizer steps per block and visit.")
@@ -121,37 +128,53 @@ class BlockAdmm:
     """
 
     def __init__(
-        self, blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: BlockAdmmConfig | None = None
+        self,
+        blocks: Sequence[nn.Module],
+        x: Tensor,
+        y: Tensor,
+        config: BlockAdmmConfig | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.config = config = config or BlockAdmmConfig()
         self.blocks, self.x, self.y = list(blocks), x, y
-        self.loss = loss_of(config.loss)
+        self.loss = loss if loss is not None else loss_of(config.loss)
         if config.parallel == "processes" and x.device.type != "cpu":
             raise OptionError(f"{WHERE}: processes share memory of the CPU, the data is on {x.device}; use threads.")
         self.shapes = shapes = check_blocks(self.blocks, x, WHERE)  # of one sample, per block
         if len(shapes[-1]) != 1:
             raise ShapeError(f"{WHERE}: the last block must give a vector per sample, got {tuple(shapes[-1])}.")
-        check_labels(y, len(x), None if config.loss == "triplet" else shapes[-1][0], WHERE)
-        _check_steps(config)
+        self.loss.check(y, len(x), shapes[-1][0], WHERE)
+        _check_steps(config, len(self.blocks))
+        check_factorizations(self.blocks, x, WHERE)
+        self.maps: list[Calculus] = [
+            calculus_with_factors(block, config.reconstruction, config.basis_steps) for block in self.blocks
+        ]
         stored = names_of("Z", shapes) if config.start == "kept" else {}
-        stored |= names_of("U", shapes) if config.dual_step else {}
+        stored |= self._names_of_duals() if config.dual_step else {}
         if config.z_moments == "kept":
             stepped = shapes if config.top == "step" else shapes[:-1]
             stored |= names_of("A", stepped) | names_of("B", stepped)  # Adam's means of gradient and square
         self.bytes_needed = variables_bytes(len(x), stored, x.element_size())
         check_room(self.bytes_needed, x, config.variables, config.memory_limit, WHERE)
         self.variables = Variables(len(x), stored, x, config.variables)
-        self.maps: list[Calculus] = [calculus_of(block) for block in self.blocks]
         self.optimizers = [optimizer_of(block, config) for block in self.blocks]
-        self.beta = [config.beta * config.beta_ratio**t for t in reversed(range(len(self.blocks)))]
+        rising = [config.beta * config.beta_ratio**t for t in reversed(range(len(self.blocks)))]
+        self.beta = [config.gamma if f.has_scores else beta for f, beta in zip(self.maps, rising, strict=True)]
         self.watch = Watch(WHERE, config.dual_step, halves=config.dual_halving)
         self.last_good = Snapshot(self.blocks)
         self.generator = torch.Generator().manual_seed(config.seed)
         self.epoch, self.batches = 0, 0
-        self.steps = [_StepRule(config, calculus) for calculus in self.maps]
+        self.revived = 0  # factors that no sample showed and that were started anew
+        self.steps = [StepRule(config, calculus) for calculus in self.maps]
         self.mean_weights = [p.detach().clone() for p in self._parameters()] if config.average else []
         self.filled = False  # whether the stored Z hold a forward pass, and U its draw
         self._workers: BlockWorkers | None = None
+
+    def _names_of_duals(self) -> dict[str, torch.Size]:
+        """Return U_t in the shape of Z_t, and V_t of a factorization in that of the variable below it."""
+        inner = [self.x.shape[1:], *self.shapes[:-1]]
+        both = zip(self.maps, inner, self.shapes, strict=True)
+        return {f"{f.dual}{t}": f.dual_shape(below, above) for t, (f, below, above) in enumerate(both, 1)}
 
     def __iter__(self) -> Iterator[Cycle]:
         """Yield the state after every pass over the samples; NaN or a residual that diverges is an error."""
@@ -198,8 +221,7 @@ class BlockAdmm:
         total = torch.zeros(T, dtype=torch.float64, device=self.x.device)
         size = torch.zeros_like(total)
         loss = torch.zeros((), dtype=torch.float64, device=self.x.device)
-        order = torch.randperm(n, generator=self.generator)
-        for rows in torch.tensor_split(order, max(1, round(n / self.config.batch))):
+        for rows in self.loss.batches(self.y, self.config.batch, self.generator):
             self._set_lr(n)
             batch_loss, squares, sizes = self.visit(rows.to(self.x.device), each)
             loss += batch_loss
@@ -214,9 +236,10 @@ class BlockAdmm:
         residuals = tuple((total / counts).sqrt().tolist())
         relative = float((total.sum() / size.sum().clamp(min=1e-30)).sqrt())  # |h| of eq. 4.7, free of the scale of Z
         mean_loss = float(loss) / n
+        self._revive()
         # kept Z start on the forward pass, so that every residual grows from zero at first
-        sizes = (size / counts).sqrt().tolist() if self.config.start == "kept" else ()
-        self.watch.judge(epoch, mean_loss, residuals, sizes)
+        scales = (size / counts).sqrt().tolist() if self.config.start == "kept" else ()
+        self.watch.judge(epoch, mean_loss, residuals, scales)
         cycle = Cycle(epoch, mean_loss, residuals, tuple(self.beta), self.watch.dual_step)
         self._adapt_penalty(epoch, relative)
         return cycle
@@ -225,12 +248,13 @@ class BlockAdmm:
         """Run one mini-batch; return the chained loss, and per block the sums of squares of residual and variable."""
         cfg, maps, beta, T = self.config, self.maps, self.beta, len(self.maps)
         x, y = self.x[rows], self.y[rows]
-        U = [self.variables.read(f"U{t}", rows) if f"U{t}" in self.variables else None for t in range(1, T + 1)]
+        duals = [f"{f.dual}{t}" for t, f in enumerate(maps, 1)]
+        U = [self.variables.read(name, rows) if name in self.variables else None for name in duals]
         linearised: list[Around] = []  # block t about where its input starts
         Z, near, gap = [x], [x], [x]  # near: f_t(Z_{t-1}) - U_t, what the lower term pulls Z_t to; gap: Z_t - near
         for t, (f, u) in enumerate(zip(maps, U, strict=True), 1):
-            linearised.append(f.around(Z[-1]))
-            near.append(linearised[-1].out if u is None else linearised[-1].out - u)
+            linearised.append(f.around(Z[-1], u))
+            near.append(linearised[-1].near)
             # from the chained pass less the duals every coupling term is zero, and only J moves the variables
             Z.append(self.variables.read(f"Z{t}", rows) if "Z1" in self.variables else near[-1])
             gap.append(Z[-1] - near[-1])
@@ -242,33 +266,62 @@ class BlockAdmm:
         gap[T] = Z[T] - near[T]
         moves: dict[int, Tensor] = {}
         for t in range(T - 1, 0, -1):
-            moments = self._moments(t, rows)
-            pulls = linearised[t], gap[t], gap[t + 1], beta[t - 1], beta[t]
-            moves[t] = self.steps[t].descend(*pulls, self.batches, moments)
+            upper = linearised[t]
+            pulls = upper, gap[t], upper.goal(gap[t + 1]), beta[t - 1], beta[t]
+            own = linearised[t - 1].own_move(*pulls, cfg.z_steps)
+            moments = self._moments(t, rows) if own is None else None
+            moves[t] = self.steps[t].descend(*pulls, self.batches, moments) if own is None else own
             self._keep(t, rows, moments)
             Z[t], gap[t] = Z[t] + moves[t], gap[t] + moves[t]
         changed = [torch.zeros_like(linearised[0].out)]  # what the moves change of block t's output; X does not move
         for t in range(1, T):
-            changed.append(linearised[t].change(moves[t]))
+            changed.append(linearised[t].follows(moves[t]))
             if cfg.carry:
                 Z[t + 1] = Z[t + 1] + changed[t]
                 moves[t + 1] = moves[t + 1] + changed[t] if t + 1 < T else changed[t]
         outs = [at.out + c for at, c in zip(linearised, changed, strict=True)]
         errors = [-g if cfg.carry else c - g for g, c in zip(gap[1:], changed, strict=True)]  # f_t(Z_{t-1}) - Z_t - U_t
-        made = list(each(self._learn, range(T), Z[:-1], outs, errors))
+        made = self._learned(Z, U, outs, errors, each)
         if cfg.dual_step:
-            made = [f.out(z) for f, z in zip(maps, Z[:-1], strict=True)]  # with the fresh parameters
+            made = [f.fresh(z, m) for f, z, m in zip(maps, Z[:-1], made, strict=True)]  # with the fresh parameters
         exact = not cfg.dual_step and cfg.theta_steps == 1
-        residual = [-e if exact else z - m for e, z, m in zip(errors, Z[1:], made, strict=True)]
-        for t, (u, r) in enumerate(zip(U, residual, strict=True), 1):
+        residual = [
+            -e if exact and not f.has_scores else f.residual(z, out, m)
+            for f, e, z, out, m in zip(maps, errors, Z[:-1], Z[1:], made, strict=True)
+        ]
+        for t, (name, u, r) in enumerate(zip(duals, U, residual, strict=True), 1):
             if u is not None:
-                limit = cfg.dual_clip * Z[t].square().mean().sqrt()
+                limit = cfg.dual_clip * Z[t - 1 if maps[t - 1].has_scores else t].square().mean().sqrt()
                 u = u.mul_(1 - cfg.dual_decay).add_(r, alpha=self.watch.dual_step).clamp_(-limit, limit)
-                self.variables.write(f"U{t}", rows, u)
+                self.variables.write(name, rows, u)
             if f"Z{t}" in self.variables:
                 self.variables.write(f"Z{t}", rows, Z[t])
         squares = torch.stack([r.double().square().sum() for r in residual])
         return loss, squares, torch.stack([z.square().sum() for z in Z[1:]]).double()
+
+    def _learned(
+        self,
+        Z: list[Tensor],
+        U: list[Tensor | None],
+        outs: list[Tensor],
+        errors: list[Tensor],
+        each: Callable[..., Any],
+    ) -> list[Tensor]:
+        """Let every block learn, factorizations by least squares; return the outputs before their last step."""
+        made = list(outs)
+        plain = [t for t, f in enumerate(self.maps) if not f.has_scores]
+        inputs = ([values[t] for t in plain] for values in (Z, outs, errors))
+        for t, out in zip(plain, each(self._learn, plain, *inputs), strict=True):
+            made[t] = out
+        forget = 1 - 1 / max(10, round(len(self.x) / self.config.batch))
+        for f, z, u, S in zip(self.maps, Z[:-1], U, Z[1:], strict=True):
+            f.fit_basis(z, u, S, forget)
+        return made
+
+    def _revive(self) -> None:
+        """Start factors anew that no sample showed in this epoch; the block above hears nothing of them yet."""
+        for f, above in zip(self.maps, [*self.blocks[1:], nn.Identity()], strict=True):
+            self.revived += f.revive(above)
 
     def _printed_top(self, z: Tensor, gap: Tensor, rows: Tensor, y: Tensor) -> Tensor:
         """Return the move of Z_T by steps on  J(y, z) + beta/2 |gap + m|^2."""
@@ -277,7 +330,7 @@ class BlockAdmm:
         move = torch.zeros_like(z)
         for _ in range(self.config.z_steps):
             grad = self.loss.gradient(z + move, y) + self.beta[-1] * (gap + move)
-            move = move - _stepped(grad, moments, self.config.z_lr)
+            move = move - stepped(grad, moments, self.config.z_lr)
         self._keep(T, rows, moments)
         return move
 
@@ -321,10 +374,11 @@ class BlockAdmm:
             factor = 0.5 * (1 + math.cos(math.pi * min(1.0, self.batches / whole)))
         if cfg.warm_up:
             factor *= min(1.0, (self.batches + 1) / cfg.warm_up)
-        for optimizer in self.optimizers:
+        factors = cfg.lr_factors or (1.0,) * len(self.optimizers)
+        for optimizer, own in zip(self.optimizers, factors, strict=True):
             if optimizer is not None:
                 for group in optimizer.param_groups:
-                    group["lr"] = cfg.lr * factor
+                    group["lr"] = cfg.lr * factor * own
 
     def _adapt_penalty(self, epoch: int, relative: float) -> None:
         cfg = self.config
@@ -335,7 +389,7 @@ class BlockAdmm:
         if relative > bound and grown > 1:
             self.beta = [beta * grown for beta in self.beta]
             for name in self.variables:
-                if name.startswith("U"):
+                if name.startswith(("U", "V")):
                     self.variables[name].mul_(1 / grown)  # the multipliers beta U stay
 
     def _fill(self) -> None:
@@ -348,9 +402,12 @@ class BlockAdmm:
                 uniform = torch.rand(shape, generator=generator, dtype=self.x.dtype)
                 self.variables.write(name, rows, self.config.dual_start * uniform)
             z = self.x[rows.to(self.x.device)]
-            for t, f in enumerate(self.maps, 1) if "Z1" in self.variables else ():
+            is_stored = "Z1" in self.variables
+            for t, f in enumerate(self.maps, 1) if is_stored or any(f.has_scores for f in self.maps) else ():
+                f.gather(z, max(10, round(len(self.x) / self.config.batch)) * self.config.batch / len(self.x))
                 z = f.out(z)
-                self.variables.write(f"Z{t}", rows, z)
+                if is_stored:
+                    self.variables.write(f"Z{t}", rows, z)
         self.filled = True
 
     def _parameters(self) -> list[Tensor]:
@@ -386,27 +443,13 @@ class BlockAdmm:
         return self
 
 
-class Moments:
-    """Adam's running means of a gradient and of its square, for the samples of one visit."""
-
-    def __init__(self, mean: Tensor | float = 0.0, square: Tensor | float = 0.0, counted: int = 0) -> None:
-        self.mean, self.square, self.counted = mean, square, counted
-
-    def step(self, grad: Tensor) -> Tensor:
-        """Take the gradient in; return the step for a learning rate of 1."""
-        self.counted += 1
-        self.mean = 0.9 * self.mean + 0.1 * grad
-        self.square = 0.999 * self.square + 0.001 * grad.square()
-        mean, square = self.mean / (1 - 0.9**self.counted), self.square / (1 - 0.999**self.counted)
-        return mean / (square.sqrt() + 1e-8)
-
-
-def _stepped(grad: Tensor, moments: Moments | None, lr: float) -> Tensor:
-    return lr * (grad if moments is None else moments.step(grad))
-
-
-def _check_steps(config: BlockAdmmConfig) -> None:
-    """Refuse settings of Z that contradict each other."""
+def _check_steps(config: BlockAdmmConfig, n_blocks: int) -> None:
+    """Refuse settings that contradict each other."""
+    if config.lr_factors is not None and len(config.lr_factors) != n_blocks:
+        raise OptionError(
+            f"{WHERE}: lr_factors must be one per block, got {len(config.lr_factors)} for {n_blocks} blocks; a "
+            "factorization counts as one."
+        )
     if config.z_moments == "kept" and (config.z_optimizer != "adam" or config.start != "kept"):
         raise OptionError(
             f"{WHERE}: z_moments=kept are moments of adam on kept variables, got z_optimizer={config.z_optimizer} and "
@@ -417,106 +460,6 @@ def _check_steps(config: BlockAdmmConfig) -> None:
             f"{WHERE}: top=step moves Z_T by adam or sgd, got z_optimizer={config.z_optimizer}; set z_optimizer=adam, "
             "or top=prox."
         )
-
-
-class _StepRule:
-    """Descent on Z_t through the block above it; carries what it knows of that block's curvature."""
-
-    def __init__(self, config: BlockAdmmConfig, above: Calculus) -> None:
-        self.config, self.above = config, above
-        self.matrix: Tensor | None = None
-        self.norm: Tensor | None = None  # |W|^2
-        self.vector: Tensor | None = None  # of the power iteration
-        self.length = 1.0  # of the backtracking, in units of 1 / beta
-        self.key: tuple[float, float, int] | None = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint stores."""
-        state = {"matrix": self.matrix, "norm": self.norm, "vector": self.vector}
-        return {k: v for k, v in state.items() if v is not None}
-
-    def restore(self, tensors: dict[str, Tensor], length: float, key: Sequence[Any] | None) -> None:
-        """Take the state over from a checkpoint."""
-        self.matrix, self.norm, self.vector = (tensors.get(k) for k in ("matrix", "norm", "vector"))
-        self.length = length
-        self.key = None if key is None else (float(key[0]), float(key[1]), int(key[2]))
-
-    def descend(
-        self,
-        around: Around,
-        gap: Tensor,
-        goal: Tensor,
-        beta: float,
-        above: float,
-        batch: int,
-        moments: Moments | None = None,
-    ) -> Tensor:
-        """Return the move m of Z_t: steps on  beta/2 |gap + m|^2 + above/2 |f(z + m) - f(z) - goal|^2.
-
-        ``gap`` is Z_t - near_t at the start, ``goal`` that of the variable above after its steps.
-        """
-        cfg = self.config
-        if cfg.z_optimizer in ("adam", "sgd"):
-            return self._printed(around, gap, goal, beta, above, moments)
-        key = (beta, above, batch // cfg.refresh)
-        if key != self.key:
-            self.key, self.matrix = key, None
-            gram = self.above.gram()
-            if gram is not None:
-                self._measure(gram, beta, above)
-        if self.matrix is None and self.norm is None:
-            return self._backtrack(around, gap, goal, beta, above)
-        move: Tensor | None = None
-        for _ in range(cfg.z_steps):
-            _, pulled = around.pull(move, goal)
-            grad = pulled.mul_(above).add_(gap if move is None else gap + move, alpha=beta)
-            if self.matrix is not None:
-                step = cfg.z_lr * (grad.flatten(1) @ self.matrix).view(grad.shape)
-            else:
-                assert self.norm is not None
-                step = cfg.z_lr / (beta + above * self.norm) * grad
-            move = -step if move is None else move - step
-        assert move is not None
-        return move
-
-    def _measure(self, gram: Tensor, beta: float, above: float) -> None:
-        if self.config.z_optimizer == "newton":
-            self.matrix = majorant_inverse(gram, beta, above)
-            return
-        if self.vector is None:
-            self.vector = torch.ones(len(gram), dtype=gram.dtype, device=gram.device)
-        for _ in range(3):
-            v = gram @ self.vector
-            self.norm = v.norm()
-            self.vector = v / self.norm.clamp(min=1e-30)
-        assert self.norm is not None
-        self.norm = self.norm * 1.05  # power iteration comes from below
-
-    def _printed(
-        self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float, moments: Moments | None
-    ) -> Tensor:
-        move = torch.zeros_like(gap)
-        for _ in range(self.config.z_steps):
-            _, pulled = around.pull(move, goal)
-            move = move - _stepped(above * pulled + beta * (gap + move), moments, self.config.z_lr)
-        return move
-
-    def _backtrack(self, around: Around, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor:
-        def value(point: Tensor, changed: Tensor) -> Tensor:
-            return 0.5 * beta * (gap + point).square().sum() + 0.5 * above * (changed - goal).square().sum()
-
-        move = torch.zeros_like(gap)
-        for _ in range(self.config.z_steps):
-            changed, pulled = around.pull(move, goal)
-            grad = above * pulled + beta * (gap + move)
-            now = value(move, changed)
-            for _ in range(20):
-                tried = move - self.config.z_lr * self.length / beta * grad
-                if bool(value(tried, around.change(tried)) <= now):
-                    move, self.length = tried, min(1.0, self.length * 1.2)
-                    break
-                self.length /= 2
-        return move
 
 
 def learn_block(

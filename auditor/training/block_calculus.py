@@ -40,9 +40,44 @@ class Calculus(ABC):
         ``out`` may give f(z), and ``error`` f(z) - target where it is known more exactly than by subtraction.
         """
 
-    def around(self, z: Tensor) -> Around:
-        """Return the block as seen from a point."""
-        return Around(self, z, self.out(z))
+    dual = "U"  # name of its dual variable
+    has_scores = False  # whether its variable are scores, tied to the variable below by a basis
+
+    def dual_shape(self, inner: torch.Size, outer: torch.Size) -> torch.Size:
+        """Return the shape of its dual for one sample, from those of its input and output."""
+        return outer
+
+    def around(self, z: Tensor, dual: Tensor | None = None) -> Around:
+        """Return the block as seen from a point, and its coupling with the dual of these samples."""
+        return Around(self, z, self.out(z), dual)
+
+    def fresh(self, z: Tensor, made: Tensor) -> Tensor:
+        """Return f(z) with the parameters as they are now."""
+        return self.out(z)
+
+    def residual(self, z: Tensor, out: Tensor, made: Tensor) -> Tensor:
+        """Return by how much the variable ``out`` misses what the block made of ``z``."""
+        return out - made
+
+    def gather(self, z: Tensor, memory: float) -> None:
+        """Take in samples as they come, before the first visit."""
+        return  # only a factorization keeps sums
+
+    def fit_basis(self, z: Tensor, dual: Tensor | None, out: Tensor, forget: float) -> None:
+        """Learn by least squares from a mini-batch of variables."""
+        return  # only a factorization has a basis
+
+    def revive(self, above: nn.Module) -> int:
+        """Start what died in the epoch anew; return how many."""
+        return 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what it keeps from visit to visit, for a checkpoint."""
+        return {}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave."""
+        return
 
     def gram(self) -> Tensor | None:
         """Return W'W, which bounds the curvature in z, where the block is affine (with a ReLU or not); else None."""
@@ -52,8 +87,27 @@ class Calculus(ABC):
 class Around:
     """A block about z: what a move m of its input changes, f(z + m) - f(z)."""
 
-    def __init__(self, calculus: Calculus, z: Tensor, out: Tensor) -> None:
+    def __init__(self, calculus: Calculus, z: Tensor, out: Tensor, dual: Tensor | None = None) -> None:
         self.calculus, self.z, self.out = calculus, z, out
+        self.near = out if dual is None else out - dual  # where its variable has no coupling error
+
+    def goal(self, gap: Tensor) -> Tensor:
+        """Return what its output should change by when its variable stands ``gap`` from ``near``."""
+        return gap
+
+    def follows(self, move: Tensor) -> Tensor:
+        """Return what its output changes by when its input has moved."""
+        return self.change(move)
+
+    def solved(self, gap: Tensor, goal: Tensor, beta: float, above: float) -> Tensor | None:
+        """Return the move of its input in closed form, where there is one."""
+        return None
+
+    def own_move(
+        self, upper: Around, gap: Tensor, goal: Tensor, beta: float, above: float, steps: int
+    ) -> Tensor | None:
+        """Return the move of its variable, where that is bound to more than ``near``; None: the step rule finds it."""
+        return None
 
     def change(self, move: Tensor) -> Tensor:
         """Return f(z + m) - f(z)."""
@@ -68,10 +122,10 @@ class Around:
 class AffineAround(Around):
     """relu(W z + b) about z: a unit that stays on changes by W m exactly, however small that is."""
 
-    def __init__(self, calculus: AffineCalculus, z: Tensor) -> None:
+    def __init__(self, calculus: AffineCalculus, z: Tensor, dual: Tensor | None = None) -> None:
         weight = calculus.linear.weight.detach()
         before = nf.linear(z.flatten(1) if calculus.flatten else z, weight, calculus.bias())
-        super().__init__(calculus, z, before.relu() if calculus.has_relu else before)
+        super().__init__(calculus, z, before.relu() if calculus.has_relu else before, dual)
         self.weight, self.before = weight, before if calculus.has_relu else None
 
     def change(self, move: Tensor) -> Tensor:
@@ -148,9 +202,9 @@ class AffineCalculus(Calculus):
         made = nf.linear(z, self.linear.weight.detach(), self.bias())
         return made.relu_() if self.has_relu else made
 
-    def around(self, z: Tensor) -> Around:
+    def around(self, z: Tensor, dual: Tensor | None = None) -> Around:
         """Return the block as seen from a point."""
-        return AffineAround(self, z)
+        return AffineAround(self, z, dual)
 
     def bias(self) -> Tensor | None:
         """Return the bias, detached."""

@@ -39,8 +39,9 @@ def save(run: BlockAdmm, folder: Path) -> None:
         if optimizer is not None:
             for i, slot in optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer.{t}.{i}.{k}": torch.as_tensor(v) for k, v in slot.items() if v is not None}
-    for t, rule in enumerate(run.steps):
+    for t, (rule, calculus) in enumerate(zip(run.steps, run.maps, strict=True)):
         tensors |= {f"step.{t}.{k}": v for k, v in rule.tensors().items()}
+        tensors |= {f"sums.{t}.{k}": v for k, v in calculus.tensors().items()}
     files: dict[str, str] = {}
     for name in run.variables:
         if run.variables.folder is None:
@@ -103,6 +104,7 @@ def load(run: BlockAdmm, folder: Path) -> None:
             optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
     for t, (rule, saved) in enumerate(zip(run.steps, state["steps"], strict=True)):
         rule.restore(_under(tensors, f"step.{t}."), saved["length"], saved["key"])
+        run.maps[t].restore(_under(tensors, f"sums.{t}."))
     for name in run.variables:
         run.variables.swap(name, _variable(folder, state["files"], tensors, run, name))
     run.epoch, run.batches, run.beta = int(state["epoch"]), int(state["batches"]), list(state["beta"])

@@ -87,6 +87,7 @@ class BlockWorkers:
     ) -> list[Tensor]:
         """Learn all blocks at the same time; like ``map(run._learn, …)``."""
         run, rows = self.run, len(zs[0])
+        ts = list(ts)
         for t, *arguments in zip(ts, zs, outs, errors, strict=True):
             for buffer, value in zip(self._buffers[t], arguments, strict=True):
                 buffer[:rows].copy_(value)
@@ -98,7 +99,7 @@ class BlockWorkers:
             self._send(i, (rows, orders))
         for i in range(len(self._pipes)):
             self._answer(i)
-        return [out[:rows].clone() for _, out, _ in self._buffers]
+        return [self._buffers[t][1][:rows].clone() for t in ts]
 
     def fetch(self) -> None:
         """Copy the optimizers' state back, so that the run can be saved or go on without processes."""
