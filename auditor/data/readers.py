@@ -6,7 +6,7 @@ import ast
 import gzip
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,10 +18,10 @@ from auditor.errors import DataError
 IDX_FAMILY = {"MNIST", "FashionMNIST", "KMNIST", "QMNIST"}
 
 
-def open_npz(path: Path, spec: str, options: dict[str, Any]) -> Data:
+def open_npz(opened: Callable[[], IO[bytes]], spec: str, options: dict[str, Any]) -> Data:
     """Stream the members ``images`` and ``labels`` of an ``.npz``; nothing is unpickled and nothing read whole."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened() as file, zipfile.ZipFile(file) as archive:
             members = {name.removesuffix(".npy") for name in archive.namelist()}
             if "images" not in members:
                 raise DataError(
@@ -53,7 +53,7 @@ def open_npz(path: Path, spec: str, options: dict[str, Any]) -> Data:
 
     def read(batch_size: int) -> Iterator[tuple[Array, Array]]:
         row = int(np.prod(shape[1:])) * dtype.itemsize
-        with zipfile.ZipFile(path) as archive, archive.open("images.npy") as stream:
+        with opened() as file, zipfile.ZipFile(file) as archive, archive.open("images.npy") as stream:
             _npy_header(stream, spec, "images")
             for start in range(0, shape[0], batch_size):
                 n = min(batch_size, shape[0] - start)

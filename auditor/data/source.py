@@ -1,7 +1,7 @@
 """Data: image sources that stream batches, know a sha256 over all their content, and never hold the set in memory.
 
-``open_data`` opens what a program holds images in (`auditor.data.python_objects`), or parses one string: a folder of
-images, an ``.npz``, ``sklearn:digits``, or ``torchvision:MNIST?root=…&split=test``.
+``open_data`` opens what a program holds images in (`auditor.data.python_objects`), or what one string names
+(`auditor.data.locations`): files on disk or in a store, ``sklearn:digits``, ``torchvision:MNIST?root=…&split=test``.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from auditor.data.image_items import Normalisation
 from auditor.data.label_matching import NO_CLASS, LabelMatching, match_labels, mismatch, read_label_table
 from auditor.data.sampling import Sample, one_of_each_run, stratified
 from auditor.errors import DataError
-from auditor.subject.preprocessing import Preprocessing, from_array, read_image
+from auditor.subject.preprocessing import Preprocessing, from_array
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm"})
+ROWS_OF_SHARD = 256
 Array = np.ndarray[Any, Any]
 
 
@@ -65,8 +63,28 @@ class Batch:
         return Batch(self.images[keep], self.labels[keep], ids, self.source_labels[keep], sets)
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a source that any process can read by itself: rows ``start`` to ``stop`` of the whole source."""
+
+    index: int
+    key: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
 class Data(ABC):
-    """A source of images. ``batches`` gives the same images in the same order each time."""
+    """A source of images. ``batches`` gives the same images in the same order each time.
+
+    ``reads_runs`` says that a run of its images can be read without those before it, from its name alone: by another
+    process, or on another machine that has the files.
+    """
+
+    reads_runs: bool = False
+    _is_run = False  # a run may hold no readable image; its whole warns of the broken ones
 
     def __init__(
         self,
@@ -137,6 +155,59 @@ class Data(ABC):
         other._digest = None if len(rows) < len(self) else self._digest
         return other
 
+    # its parts, for several processes
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The parts of the source in their fixed order, the same whoever reads them."""
+        n = self._count()
+        edges = range(0, n, ROWS_OF_SHARD)
+        return tuple(Shard(i, f"rows {k:,} …", k, min(n, k + ROWS_OF_SHARD)) for i, k in enumerate(edges))
+
+    def part(self, shard: Shard) -> Data:
+        """Return a source of the used rows of a shard, maybe none; nothing else is read for it."""
+        low, high = np.searchsorted(self.sample.rows, [shard.start, shard.stop])
+        inside = torch.zeros(len(self), dtype=torch.bool)
+        inside[int(low) : int(high)] = True
+        return self.only(inside)
+
+    @property
+    def leaves(self) -> Mapping[int, str]:
+        """The digests of the shards that were read in full, where the source has such digests."""
+        return {}
+
+    def add_leaves(self, leaves: Mapping[int, str]) -> None:
+        """Take the digests of shards that other processes have read, so that nothing is read again for ``digest``."""
+        return
+
+    def add_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Take the images that other processes could not read, with the reasons."""
+        self.skipped.update(skipped)
+
+    # its digest
+
+    def run(self, start: int, stop: int) -> Data:
+        """Return a source of the images at positions ``start`` to ``stop`` of this one; broken ones are noted here too.
+
+        >>> [batch.ids for batch in open_data("sklearn:digits").run(5, 8).batches(Preprocessing.of((1, 8, 8)))]
+        [['5', '6', '7']]
+        """
+        other = copy.copy(self)
+        other.sample = Sample(self.sample.rows[start:stop], self._count(), (), self.sample.seed)
+        other._is_run, other._digest = True, None
+        return other
+
+    def positions(self, ids: Sequence[str], start: int = 0) -> Tensor:
+        """Return where in the sample the images of these names are, given in its order; none is before ``start``."""
+        rows, at = self.sample.rows, start
+        places = []
+        for name in ids:
+            while self._id(int(rows[at])) != name:
+                at += 1
+            places.append(at)
+            at += 1
+        return torch.tensor(places, dtype=torch.int64)
+
     @property
     def digest(self) -> str:
         """Sha256 over all content: every pixel or file byte, every label, every name that matters; and which rows."""
@@ -159,6 +230,10 @@ class Data(ABC):
         assert self._content_digest is not None
         return self._content_digest
 
+    def holds(self, content_digest: str) -> bool:
+        """Whether a digest is that of the whole source's content."""
+        return content_digest == self.content_digest
+
     def _id(self, row: int) -> str:
         """Return the name that batches give to the image of a row of the whole source."""
         return str(row)
@@ -176,10 +251,7 @@ class Data(ABC):
     def batches(self, subject: Subject | Preprocessing, batch_size: int = 64) -> Iterator[Batch]:
         """Yield batches sized for the subject. A source without one readable image is an error."""
         pre = subject.preprocessing if isinstance(subject, Subject) else subject
-        matching = self.matching(subject) if isinstance(subject, Subject) else None
-        if matching is not None and not self._is_matching_shown:
-            self._is_matching_shown = True
-            self._say(matching)
+        matching = self.announce(subject) if isinstance(subject, Subject) else None
         remap = None if matching is None else torch.tensor(matching.classes, dtype=torch.int64)
         n_read = 0
         for images, labels, ids in self._items(pre, batch_size):
@@ -194,10 +266,16 @@ class Data(ABC):
             elif remap is not None:
                 y = torch.where(y >= 0, remap[y.clamp_min(0)], y)
             yield Batch(torch.from_numpy(images), y, ids, source_labels, sets)
+        if self._is_run:
+            return
+        self.check_any_read(n_read)
+        self.warn_skipped()
+
+    def check_any_read(self, n_read: int) -> None:
+        """Raise when not one image could be read."""
         if n_read == 0:
             broken = f" ({len(self.skipped)} could not be read)" if self.skipped else ""
             raise DataError(f"data {self.spec}: holds no readable image{broken}; give a source with at least one.")
-        self._warn_skipped()
 
     # its labels
 
@@ -225,6 +303,14 @@ class Data(ABC):
             self._matched = subject.class_names, matching
             self._is_matching_shown = False
         return self._matched[1]
+
+    def announce(self, subject: Subject) -> LabelMatching | None:
+        """Return the same, and say once what was made of the labels."""
+        matching = self.matching(subject)
+        if matching is not None and not self._is_matching_shown:
+            self._is_matching_shown = True
+            self._say(matching)
+        return matching
 
     def foreign_labels(self, subject: Subject) -> tuple[str, ...] | None:
         """Return the names of the data's labels where some are no class of the model; None where all are."""
@@ -269,77 +355,28 @@ class Data(ABC):
         """Return width and height of an image before it is resized for a model; None where that is not known."""
         return None
 
+    @property
+    def has_files(self) -> bool:
+        """Whether its images are files, and not arrays."""
+        return False
+
+    def image_file(self, name: str) -> bytes | None:
+        """Return the image file of a name as the source holds it; None where it holds no files."""
+        return None
+
     def _skip(self, name: str, why: str) -> None:
         if self.strict:
             raise DataError(f"data {self.spec}: {name} is broken ({why}); repair or remove it, or do without strict.")
         self.skipped[name] = why
 
-    def _warn_skipped(self) -> None:
+    def warn_skipped(self) -> None:
+        """Name the broken images, once."""
         if self.skipped and not self._warned:
             self._warned = True
             shown = ", ".join(list(self.skipped)[:5]) + (", …" if len(self.skipped) > 5 else "")
             log.warning(
                 "%d of %d images could not be read and were skipped: %s", len(self.skipped), self._count(), shown
             )
-
-
-class FolderData(Data):
-    """A folder of image files: one sub-folder per class, or images side by side without labels."""
-
-    def __init__(self, path: Path, spec: str, **options: Any) -> None:
-        super().__init__(spec, **options)
-        self.root = path
-        files = sorted(
-            (p.relative_to(path) for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file()),
-            key=lambda p: p.as_posix(),
-        )
-        self.class_names = tuple(sorted({f.parts[0] for f in files if len(f.parts) > 1})) or None
-        number = {name: i for i, name in enumerate(self.class_names or ())}
-        self.files = [(f, number.get(f.parts[0], -1) if len(f.parts) > 1 else -1) for f in files]
-        if not self.files:
-            raise DataError(
-                f"data {spec}: no image file ({', '.join(sorted(IMAGE_SUFFIXES))}) in this folder or below."
-            )
-
-    def _count(self) -> int:
-        return len(self.files)
-
-    def _labels(self) -> Array:
-        return np.array([label for _, label in self.files], dtype=np.int64)
-
-    def _id(self, row: int) -> str:
-        return self.files[row][0].as_posix()
-
-    def image_size(self, name: str) -> tuple[int, int] | None:
-        """Return width and height of an image file, from its head."""
-        try:
-            with Image.open(self.root / name) as image:
-                return image.size
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            return None
-
-    def _items(self, pre: Preprocessing, batch_size: int) -> Iterator[tuple[Array, Array, list[str]]]:
-        images: list[Array] = []
-        labels: list[int] = []
-        ids: list[str] = []
-        for file, label in (self.files[i] for i in self.sample.rows):
-            try:
-                images.append(read_image(self.root / file, pre))
-            except DataError as error:
-                self._skip(file.as_posix(), str(error.__cause__ or error)[:80])
-                continue
-            labels.append(label)
-            ids.append(file.as_posix())
-            if len(ids) == batch_size:
-                yield np.stack(images), np.array(labels), ids
-                images, labels, ids = [], [], []
-        if ids:
-            yield np.stack(images), np.array(labels), ids
-
-    def _content(self) -> Iterator[bytes]:
-        for file, label in self.files:
-            yield f"{file.as_posix()}|{label}".encode()
-            yield (self.root / file).read_bytes()
 
 
 class ArrayData(Data):
@@ -421,8 +458,10 @@ def open_data(
     both; ``mean`` and ``std`` are what was applied to the images already and is undone (a ``Normalize`` among their
     transforms is found); ``keep`` reads once and keeps what is not the same each time.
 
-    Or a string: ``folder:PATH`` or a plain path to a folder, a path to an ``.npz`` with ``images`` and ``labels``,
-    ``sklearn:digits`` (add ``?split=train`` or ``?split=test``), or ``torchvision:NAME?root=PATH&split=train|test``.
+    Or a string: a path or an address (``s3://``, ``gs://``, ``az://``, ``https://``) of a folder of images, of Parquet
+    or Arrow files with an image column (``?image=…&label=…`` names columns), of WebDataset tar files, of a data set
+    that Hugging Face's ``save_to_disk`` wrote, or of an ``.npz`` with ``images`` and ``labels``; ``sklearn:digits``
+    (add ``?split=train`` or ``?split=test``), or ``torchvision:NAME?root=PATH&split=train|test``.
     ``limit`` images are spread over the classes and drawn by ``seed``; ``data.sample.words`` says what was taken.
     ``labels`` says which label is which class of the model where the names do not: a mapping, or a CSV with lines
     ``folder,class``; "none" leaves all labels out.
@@ -445,38 +484,11 @@ def open_data(
         from auditor.data.python_objects import Reading, open_object
 
         return open_object(spec, Reading(image, label, Normalisation.of(mean, std), keep), options)
-    if keep or any(x is not None for x in (image, label, mean, std)):
-        raise DataError(f"data {text}: image, label, mean, std and keep are for objects of Python, not for a name.")
-    return _open_named(text, options)
+    if keep or mean is not None or std is not None:
+        raise DataError(f"data {text}: mean, std and keep are for objects of Python, not for a name.")
+    from auditor.data.locations import open_location
 
-
-def _open_named(text: str, options: dict[str, Any]) -> Data:
-    from auditor.data import readers as sources
-
-    scheme, _, rest = text.partition(":")
-    if scheme in ("sklearn", "torchvision"):
-        name, _, query = rest.partition("?")
-        arguments = dict(parse_qsl(query, keep_blank_values=True))
-        opener = sources.open_sklearn if scheme == "sklearn" else sources.open_torchvision
-        return opener(name, arguments, text, options)
-    if "://" in text:
-        raise DataError(
-            f"data {text}: images are read from files; copy them here first (aws s3 sync, gsutil rsync, rclone), or "
-            "mount the store, and give the folder."
-        )
-    path = Path(rest if scheme in ("folder", "npz", "file") and rest else text).expanduser()
-    if path.is_dir():
-        return FolderData(path, text, **options)
-    if not path.exists():
-        raise DataError(
-            f"data {text}: no such file or folder; give an image folder, an .npz, sklearn:digits or "
-            "torchvision:NAME?root=PATH."
-        )
-    if path.suffix == ".npz":
-        return sources.open_npz(path, text, options)
-    raise DataError(
-        f"data {text}: want an image folder or an .npz file, got a file of type {path.suffix or 'unknown'}."
-    )
+    return open_location(text, image, label, options)
 
 
 def _label_table(labels: Mapping[str, str] | str | Path | None) -> Mapping[str, str] | None:

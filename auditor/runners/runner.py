@@ -1,0 +1,128 @@
+"""Runner: calls one function for many items and gives the results in the order of the items.
+
+What is fitted or measured asks `current` for the runner and maps over it; ``using(runner)`` says which that is. A
+function that runs on another machine travels there with everything it holds, so it is a frozen dataclass of the
+subject, tensors and numbers that it needs, with ``__call__(item)``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Share:
+    """What one worker has done."""
+
+    items: int = 0
+    images: int = 0
+    seconds: float = 0.0  # of work, without waiting
+    read_bytes: int = 0
+
+
+@dataclass
+class Tally:
+    """What all workers have done, by the name of each, and what was lost on the way."""
+
+    workers: dict[str, Share] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)  # names of workers that ended before their time
+
+    def of(self, worker: str) -> Share:
+        """Return the share of a worker."""
+        return self.workers.setdefault(worker, Share())
+
+    def to_json(self, elapsed_s: float) -> dict[str, Any]:
+        """Return images per second in all and per worker, and the bytes that they read.
+
+        >>> Tally({"a": Share(2, 30, 1.5, 900)}).to_json(2.0)["images_per_second"]
+        15.0
+        """
+        images = sum(share.images for share in self.workers.values())
+        return {
+            "seconds": round(elapsed_s, 3),
+            "images": images,
+            "images_per_second": round(images / elapsed_s, 3) if elapsed_s > 0 else None,
+            "bytes_read": sum(share.read_bytes for share in self.workers.values()),
+            "lost": list(self.lost),
+            "workers": {
+                name: {
+                    "images": share.images,
+                    "seconds": round(share.seconds, 3),
+                    "images_per_second": round(share.images / share.seconds, 3) if share.seconds > 0 else None,
+                    "bytes_read": share.read_bytes,
+                }
+                for name, share in sorted(self.workers.items())
+            },
+        }
+
+
+class Runner(ABC):
+    """Runs the parts of a computation."""
+
+    tally: Tally
+
+    @property
+    @abstractmethod
+    def n_workers(self) -> int:
+        """How many items may run at once."""
+
+    @property
+    @abstractmethod
+    def is_remote(self) -> bool:
+        """Whether items leave this process, so that what they bring must be small."""
+
+    @abstractmethod
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield ``work(item)`` for every item, in the order of the items; few results wait at any time."""
+
+
+class LocalRunner(Runner):
+    """Runs one item after another in this process."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+
+    @property
+    def n_workers(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def is_remote(self) -> bool:
+        """No."""
+        return False
+
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield ``work(item)`` for every item, each when it is asked for.
+
+        >>> list(LocalRunner().map(abs, [-1, 2]))
+        [1, 2]
+        """
+        return (work(item) for item in items)
+
+
+_CURRENT: ContextVar[Runner | None] = ContextVar("runner", default=None)
+_LOCAL = LocalRunner()
+
+
+def current() -> Runner:
+    """Return the runner of the computation that goes on; this process where nobody said otherwise."""
+    return _CURRENT.get() or _LOCAL
+
+
+@contextmanager
+def using(runner: Runner) -> Iterator[Runner]:
+    """Let everything inside run there."""
+    token = _CURRENT.set(runner)
+    try:
+        yield runner
+    finally:
+        _CURRENT.reset(token)
