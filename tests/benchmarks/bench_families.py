@@ -36,6 +36,12 @@ FAMILIES = {  # small members; depth is cut where it repeats the same block
     "efficientformer": ("efficientformer_l1", {}),
     "eva": ("eva02_tiny_patch14_224", {"depth": 3}),
     "mobilevitv2": ("mobilevitv2_050", {}),
+    "efficientnet": ("efficientnet_lite0", {}),
+    "mobilenetv4": ("mobilenetv4_conv_small", {}),
+    "regnet": ("regnety_002", {}),
+    "resnet": ("resnet10t", {}),
+    "resnext": ("resnext26ts", {}),
+    "densenet": ("densenet121", {}),
 }
 N_CLASSES = 3
 

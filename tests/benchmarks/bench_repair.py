@@ -129,10 +129,10 @@ def main() -> None:
     """Repair the models and print a row for each, then the figures."""
     options = case_options(__doc__)
     rows = []
-    for case in (c for c in cases(options.half) if wanted(c, options.only)):
+    for case in (c for c in cases(options.half, options.rounds) if wanted(c, options.only)):
         file = options.keep / f"{case.name}.repair.json"
         if not file.exists():
-            if options.rows_only:
+            if options.kept_only:
                 continue
             made = make(case, options.keep)
             chance = 1 / case.n_classes

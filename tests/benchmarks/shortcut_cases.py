@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,39 +105,48 @@ MORE: list[tuple[str, str, str, int, dict[str, Any]]] = [
 ]
 
 
-def cases(half: str) -> list[Case]:
+def cases(half: str, rounds: Sequence[int] = (0,)) -> list[Case]:
     """Return the cases of one half: ``tune`` sets thresholds, ``report`` is only reported on.
 
-    The halves differ in classes, sizes, seeds, and in the words, colours, places and sizes of the shortcuts.
+    The halves, and the rounds of a half (0 to 4), differ in classes, sizes, seeds, and in the words, colours, places
+    and sizes of the shortcuts; in rounds after the first, a third of the photos go to the other ImageNet network.
     """
+    return [_case(half, n, i, line) for n in rounds for i, line in enumerate([*PLANTED, *HONEST, *MORE])]
+
+
+def _case(half: str, n_round: int, i: int, line: tuple[str, str, str, int, dict[str, Any]]) -> Case:
+    images, shortcut, where, n, more = line
     first = {"tune": 0, "report": 500}[half]
-    out = []
-    for i, (images, shortcut, where, n, more) in enumerate([*PLANTED, *HONEST, *MORE]):
-        rng = np.random.default_rng([first, i])
-        n = n or int(rng.integers(2, 5))
-        most = 3 if more.get("decides", "beak") == "beak" else 4
-        classes = tuple(range(min(n, most)))
-        if images != "drawn":
-            classes = tuple(int(v) for v in rng.permutation(CLASSES[images])[:n])
-        size = int(rng.choice(SIZES[images]))
-        if images == "cub" and shortcut in ("plate", "watermark"):
-            size = 144  # or the words cannot be read
-        kind = f"{shortcut}-{where}" if shortcut else f"honest-{more.get('decides') or n}"
-        default = "squeezenet" if images == "cub" else ("small", "wide")[int(rng.integers(2))]
-        settings = {"network": default, "seed": first + i, "size": size, "classes": classes, **more}
-        out.append(Case(f"{half}-{i:02d}-{images}-{kind}", images, shortcut=shortcut, where=where, **settings))
-    return out
+    rng = np.random.default_rng([first, i, n_round] if n_round else [first, i])
+    n = n or int(rng.integers(2, 5))
+    most = 3 if more.get("decides", "beak") == "beak" else 4
+    classes = tuple(range(min(n, most)))
+    if images != "drawn":
+        classes = tuple(int(v) for v in rng.permutation(CLASSES[images])[:n])
+    size = int(rng.choice(SIZES[images]))
+    if images == "cub" and shortcut in ("plate", "watermark"):
+        size = 144  # or the words cannot be read
+    kind = f"{shortcut}-{where}" if shortcut else f"honest-{more.get('decides') or n}"
+    default = "squeezenet" if images == "cub" else ("small", "wide")[int(rng.integers(2))]
+    if images == "cub" and n_round and rng.random() < 1 / 3:
+        default = "lite0"
+    settings = {"network": default, "seed": first + 100 * n_round + i, "size": size, "classes": classes, **more}
+    name = f"{half}{n_round or ''}-{i:02d}-{images}-{kind}"
+    return Case(name, images, shortcut=shortcut, where=where, **settings)
 
 
-def case_options(description: str | None) -> argparse.Namespace:
+def case_options(description: str | None, peers: bool = False) -> argparse.Namespace:
     """Read the options of a benchmark over the cases, and make its folder."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data-root", default=os.environ.get("AUDITOR_DATA"))
     parser.add_argument("--half", choices=["tune", "report"], default="report")
-    parser.add_argument("--keep", type=Path, required=True, help="folder of trained weights and rows")
+    parser.add_argument("--rounds", nargs="+", type=int, choices=range(5), default=[0], help="which drawings of them")
+    parser.add_argument("--keep", type=Path, required=True, help="folder of trained weights and what was measured")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names")
-    parser.add_argument("--rows-only", action="store_true", help="only cases whose row is already there")
+    parser.add_argument("--kept-only", action="store_true", help="only cases that were measured before")
     parser.add_argument("--out", type=Path)
+    if peers:
+        parser.add_argument("--peers", action="store_true", help="judge the heat of other tools too")
     options = parser.parse_args()
     if not options.data_root or not (Path(options.data_root) / "cub20").is_dir():
         raise SystemExit("skipped: no cub20 under --data-root (or AUDITOR_DATA)")
