@@ -9,7 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit, AuditConfig, audit
+    from auditor.auditing.audit import audit
+    from auditor.auditing.config import AuditConfig
+    from auditor.auditing.record import Audit
     from auditor.data.source import Batch, Data, open_data
     from auditor.errors import AuditError
     from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, Reads
@@ -67,8 +69,8 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _HOME = {
-    "Audit": "auditing.audit",
-    "AuditConfig": "auditing.audit",
+    "Audit": "auditing.record",
+    "AuditConfig": "auditing.config",
     "AuditError": "errors",
     "Batch": "data.source",
     "BlockAdmm": "training.block_admm",

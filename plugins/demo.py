@@ -31,7 +31,7 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 def run_demo(folder: Path, *, seed: int, progress: Progress, kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Do the whole path in ``folder`` and return what was made, ready for JSON; ``kinds``: only these explainers."""
-    from auditor.auditing.audit import AuditConfig
+    from auditor.auditing.config import AuditConfig
     from auditor.data.source import open_data
     from auditor.demo.digits import train_digits
     from auditor.explainers.base import fit

@@ -19,7 +19,7 @@ from auditor.plugins.registry.onnx_exports import attach
 from auditor.plugins.registry.subjects import load_subject, log_subject
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.progress import Progress
     from auditor.release.gate import Gate
     from auditor.subject.subject import Subject
@@ -146,7 +146,7 @@ def _judge(
     progress: Progress,
 ) -> dict[str, Any]:
     """Audit a version on the test pictures and hold it against the policy; a version that passes is promoted."""
-    from auditor.auditing.audit import AuditConfig
+    from auditor.auditing.config import AuditConfig
     from auditor.data.source import open_data
     from auditor.demo.bird_versions import accuracy
     from auditor.release.policy import read_policy

@@ -22,7 +22,8 @@ from mlflow.models.evaluation.base import EvaluationResult, ModelEvaluator
 from auditor.errors import AuditError, ModelError, OptionError
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit, AuditConfig
+    from auditor.auditing.config import AuditConfig
+    from auditor.auditing.record import Audit
     from auditor.plugins.registry.location import ModelVersion
     from auditor.subject.subject import Subject
 
@@ -103,7 +104,7 @@ def split_config(config: dict[str, Any]) -> tuple[dict[str, Any], AuditConfig]:
     """Return the options of this plugin and the audit's; an unknown key or a value out of range is an error."""
     from pydantic import ValidationError
 
-    from auditor.auditing.audit import AuditConfig
+    from auditor.auditing.config import AuditConfig
 
     ours = {k: v for k, v in config.items() if k in OWN_KEYS}
     unknown = sorted(set(config) - set(OWN_KEYS) - set(AuditConfig.model_fields))

@@ -129,12 +129,13 @@ class DecoderPool:
         turns = asyncio.Semaphore(max(1, self.settings.decoders - 1))
         return list(await asyncio.gather(*(self._decode(file, pre, clock, turns) for file in files)))
 
-    async def split_body(self, body: bytes, images: str) -> tuple[Any, list[Part]]:
-        """Read a JSON body, as ``json_bodies.split_body`` does."""
+    async def split_body(self, body: bytes, images: str, json_length: int | None = None) -> tuple[Any, list[Part]]:
+        """Read a JSON body, as ``json_bodies.split_body`` does; one with ``inputs`` as ``kserve_v2`` does."""
         too_slow = Problem(413, "the JSON takes too long to read; make it smaller.", code="decode_timeout")
         dead = Problem(413, "the JSON takes too much memory to read; make it smaller.", code="too_much_memory")
         clock = _Clock(self.settings.decode_timeout_s, too_slow)
-        header, payload = await self._ask({"do": "json", "images": images}, body, clock, dead)
+        wanted = {"do": "json", "images": images, "json_length": json_length}
+        header, payload = await self._ask(wanted, body, clock, dead)
         parts, start = [], 0
         for listed in header["parts"]:
             content, start = payload[start : start + listed["bytes"]], start + listed["bytes"]

@@ -10,7 +10,6 @@ second.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import resource
@@ -48,10 +47,11 @@ def answer(header: Mapping[str, Any], payload: bytes) -> bytes:
             c, h, w = header["shape"]
             pixels = decode_pixels(payload, (c, h, w), header["resize"], header["max_pixels"])
             return packed({"shape": pixels.shape}, pixels.tobytes())
-        split = (
-            split_tensors if header["images"] == "inputs" else functools.partial(split_body, images=header["images"])
-        )
-        rest, parts = split(payload)
+        images = header["images"]
+        if images == "inputs":
+            rest, parts = split_tensors(payload, header.get("json_length"))
+        else:
+            rest, parts = split_body(payload, images)
         return _packed_body(rest, parts)
     except Problem as problem:
         return packed({"problem": [problem.status, problem.message, problem.code]})

@@ -20,7 +20,7 @@ from auditor.explainers.answer_options import deprecation, with_new_names
 from auditor.explainers.manifest import finite
 from auditor.service import kserve_v2
 from auditor.service.batch_answer import AnswerJson, Job
-from auditor.service.json_bodies import Part
+from auditor.service.json_bodies import Part, check_count
 from auditor.service.openapi import document, release
 from auditor.service.problems import Problem, problem_of, problem_of_validation
 from auditor.service.prometheus import exposition
@@ -29,7 +29,6 @@ from auditor.service.served_version import ServedVersion
 from auditor.service.settings import Settings
 from auditor.service.tracing import describe_span, draw_stages
 from auditor.service.types import (
-    MAX_BATCH,
     ExplainBatchRequest,
     ExplainRequest,
     InferRequest,
@@ -174,6 +173,8 @@ class Routes:
         body, parts = await read_tensors(request, InferRequest, self.worker.decoders)
         names: list[str] = [output.name for output in body.outputs]
         names = names or list(kserve_v2.OUTPUTS)
+        if len(set(names)) < len(names):
+            raise Problem(422, "outputs: an output is named twice; name each once.", code="invalid")
         asked = body.parameters if isinstance(body.parameters, Options) else Options()
         options = asked if kserve_v2.EXPLANATION in names else ONLY_PREDICT
         answers, renamed = await self._of_parts(request, version, parts, options, started, "inputs.0.data")
@@ -259,8 +260,7 @@ class Routes:
         own_options: bool = False,
     ) -> tuple[list[AnswerJson], dict[str, str]]:
         """Return the answers of a request's images, and the old names of options that were used."""
-        if len(parts) > MAX_BATCH:
-            raise Problem(422, f"{where}: {len(parts)} images came, {MAX_BATCH} are taken at once.")
+        check_count(len(parts), where)
         files = [part.file for part in parts if part.file is not None]
         decoded = iter(await self.worker.decoders.pixels(files, version.subject.preprocessing))
         jobs: list[Job] = []

@@ -15,6 +15,7 @@ from pydantic_core import from_json
 
 from auditor.service.problems import Problem
 
+MAX_BATCH = 64  # images of a request
 MAX_REST = 64 * 1024  # bytes of JSON beside the images: options take a few hundred
 PLAIN_ALPHABET, SPACES = bytes.maketrans(b"-_", b"+/"), b" \t\r\n\v\f"
 GIVEN = "given"  # stands where an image was
@@ -40,6 +41,8 @@ def split_body(body: bytes, images: str) -> tuple[Any, list[Part]]:
     except ValueError:
         raise Problem(400, "the body is not JSON.", code="bad_json") from None
     given = content.get(images) if isinstance(content, dict) else None
+    if isinstance(given, list):
+        check_count(len(given), images)
     if images == "instances" and isinstance(given, list):
         return {**content, images: [GIVEN] * len(given)}, [_instance(i, value) for i, value in enumerate(given)]
     if isinstance(given, str) and given:
@@ -47,6 +50,12 @@ def split_body(body: bytes, images: str) -> tuple[Any, list[Part]]:
     if isinstance(given, list) and all(isinstance(text, str) and text for text in given):
         return {**content, images: [GIVEN] * len(given)}, [Part(from_base64(text)) for text in given]
     return content, []
+
+
+def check_count(n: int, where: str) -> None:
+    """Refuse more images than a request may have, before anything is made of each."""
+    if n > MAX_BATCH:
+        raise Problem(422, f"{where}: {n} images came, {MAX_BATCH} are taken at once.", code="invalid")
 
 
 def from_base64(text: str) -> bytes:

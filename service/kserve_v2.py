@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
-from auditor.service.json_bodies import GIVEN, Part, from_base64
+from auditor.service.json_bodies import GIVEN, MAX_BATCH, Part, check_count, from_base64
 from auditor.service.problems import Problem
 
 HEADER = "inference-header-content-length"
@@ -42,7 +42,9 @@ def split_tensors(body: bytes, json_length: int | None = None) -> tuple[Any, lis
         raise Problem(422, "inputs: wanted one tensor of images, {'name', 'shape', 'datatype', 'data'}.")
     tensor = inputs[0]
     shape, kind = _shape(tensor.get("shape")), tensor.get("datatype")
-    size = (tensor.get("parameters") or {}).get("binary_data_size") if json_length is not None else None
+    check_count(shape[0], "inputs.0.shape")
+    given = tensor.get("parameters")
+    size = given.get("binary_data_size") if isinstance(given, dict) and json_length is not None else None
     if size is not None and size != len(rest):
         raise Problem(400, f"inputs.0: binary_data_size is {size!r}, {len(rest)} bytes came.", code="bad_tensor")
     data = tensor.get("data") if size is None else rest
@@ -105,8 +107,9 @@ def _shape(given: Any) -> tuple[int, ...]:
 def _files(data: Any, shape: tuple[int, ...]) -> list[Part]:
     """Read a tensor of image files."""
     if isinstance(data, bytes):
-        files, at = [], 0
-        while at + 4 <= len(data):
+        files: list[Any] = []
+        at = 0
+        while at + 4 <= len(data) and len(files) <= MAX_BATCH:
             (size,) = struct.unpack_from("<I", data, at)
             files.append(data[at + 4 : at + 4 + size])
             at += 4 + size
@@ -124,7 +127,7 @@ def _files(data: Any, shape: tuple[int, ...]) -> list[Part]:
 
 def _pixels(data: Any, shape: tuple[int, ...], kind: Any) -> list[Part]:
     """Read a tensor of pixels."""
-    if kind not in NUMBERS:
+    if not isinstance(kind, str) or kind not in NUMBERS:
         raise Problem(
             422, f"inputs.0.datatype: wanted BYTES or {', '.join(sorted(NUMBERS))}, got {str(kind)[:20]!r}.",
             code="bad_tensor",

@@ -15,10 +15,9 @@ from starlette.requests import Request
 
 from auditor.explainers.answer_options import OLD_NAMES
 from auditor.service.decoder_pool import DecoderPool
-from auditor.service.json_bodies import GIVEN, Part, from_base64, split_body
+from auditor.service.json_bodies import GIVEN, MAX_BATCH, Part, from_base64, split_body
 from auditor.service.kserve_v2 import HEADER, json_length_of, split_tensors
 from auditor.service.problems import Problem, problem_of_validation
-from auditor.service.types import MAX_BATCH
 
 M = TypeVar("M", bound=BaseModel)
 SMALL_JSON = 64 * 1024  # bytes of JSON that are read faster than they are sent to another process
@@ -64,13 +63,16 @@ async def read_json(
 
 
 async def read_tensors(request: Request, kind: type[M], decoders: DecoderPool | None = None) -> tuple[M, list[Part]]:
-    """Return a body of KServe's V2 protocol as its type, without its data, and the images."""
+    """Return a body of KServe's V2 protocol as its type, without its data, and the images.
+
+    Binary data is not parsed, however large it is; the JSON before it is like any other.
+    """
     content = await request.body()
     length = json_length_of(request.headers.get(HEADER), content)
-    if decoders is None or length is not None or len(content) <= SMALL_JSON:
-        rest, parts = split_tensors(content, length)  # binary data is not parsed, however large it is
+    if decoders is None or (len(content) if length is None else length) <= SMALL_JSON:
+        rest, parts = split_tensors(content, length)
     else:
-        rest, parts = await decoders.split_body(content, "inputs")
+        rest, parts = await decoders.split_body(content, "inputs", length)
     try:
         return kind.model_validate(rest), parts
     except ValidationError as error:

@@ -15,11 +15,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from auditor.explainers.answer_options import AnswerOptions
+from auditor.service.json_bodies import MAX_BATCH
 
 # a grey 2 x 2 PNG, small enough for every example
 TINY_PNG = "iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAAAAABX3VL4AAAADklEQVR4nGNsYGBiYAAAApIAhPd8o1gAAAAASUVORK5CYII="
-
-MAX_BATCH = 64
 
 
 class Message(BaseModel):

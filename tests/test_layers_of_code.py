@@ -63,7 +63,7 @@ MAY_USE = {
     "attribution": "errors, progress, subject, network, data, perturbation",
     "metrics": "errors, progress, subject, network, data, perturbation, kernels/networks, kernels/factorization",
     "stability": "errors, progress, subject, network, data, attribution, metrics, kernels/networks",
-    "training": "errors, progress, subject, data, kernels/admm",
+    "training": "errors, progress, subject, data, kernels/admm, kernels/factorization",
     "explainers": "errors, progress, pages, subject, network, data, perturbation, attribution, metrics, stability, "
     "kernels/factorization",
     "explainers/nmf": "explainers and what it may use, kernels/factorization",

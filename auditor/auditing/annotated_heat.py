@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from auditor.auditing.performance import plain
 from auditor.metrics.measure import Measure, of_items, skipped
+from auditor.metrics.names import plain
 from auditor.reliance import Finding, Reliance, shares_of_heat
 from auditor.reliance.measures import ClassReliance
 

@@ -7,20 +7,18 @@ may ask for some checks, some explainers or some time only: what is then missing
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
 from auditor.auditing.cache import AuditCache
 from auditor.auditing.case import Case, Effort
-from auditor.auditing.checks import ALWAYS, asked_for, checked
+from auditor.auditing.checks import asked_for
+from auditor.auditing.config import AuditConfig
 from auditor.auditing.cost import Cost, Meter
 from auditor.auditing.data_quality import data_quality
 from auditor.auditing.deadline import Deadline
@@ -32,157 +30,15 @@ from auditor.auditing.parts import Part, Runner, Say, Taken, unsaid
 from auditor.auditing.performance import NAMES as PERFORMANCE
 from auditor.auditing.performance import performance
 from auditor.auditing.pictures import finding_pictures, pictures
+from auditor.auditing.record import Audit
 from auditor.auditing.shared_passes import SharedPasses
 from auditor.data.source import Data, open_data
-from auditor.errors import TamperError
 from auditor.explainers.base import Explainer, _versions
-from auditor.explainers.manifest import seal, unseal
 from auditor.metrics.measure import Measure
 from auditor.progress import Progress, as_callback, silent
 from auditor.subject.subject import Subject
 
-SCHEMA_VERSION = 1
 RELIANCE_PASSES = 60.0  # per image it measures on, all sources of heat together
-
-
-class AuditConfig(BaseModel):
-    """How much work an audit does. The images are a fixed choice; the seed moves only what is sampled."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    seed: int = Field(default=0, ge=0, description="Seed of noise, shuffled weights and bootstrap.")
-    images: int = Field(default=100, ge=20, description="Images on which explanations are measured.")
-    slow_images: int = Field(default=4, ge=2, description="The same for kinds that search per image.")
-    refits: int = Field(default=0, ge=0, le=10, description="Re-fits per explainer for basis_stability; 0: the fit's.")
-    batch_size: int = Field(default=64, ge=1, description="Images per forward pass.")
-    layers: bool = Field(default=True, description="Measure the model's layers too.")
-    reliance: bool = Field(default=True, description="Measure what each class hangs on, by interventions.")
-    reliance_images: int = Field(default=400, ge=20, description="Images on which reliance is measured, at most.")
-    regions: Path | None = Field(default=None, description="Masks, a COCO file or VOC files of the images' objects.")
-    checks: tuple[str, ...] = Field(default=(), description="The checks to take; none named: all.")
-    explainers: tuple[str, ...] | None = Field(default=None, description="The explainers to check; default: all.")
-    exhaustive: bool = Field(default=False, description="Take all images and draws, however clear a verdict is.")
-    budget_s: float | None = Field(default=None, gt=0, description="Seconds after which no further check is taken.")
-
-    @field_validator("checks")
-    @classmethod
-    def _in_order(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        return checked(names) if names else ()
-
-    def left_out(self, check: str) -> str:
-        """Return why a check is not taken; empty when it is."""
-        if check == ALWAYS:
-            return ""
-        if self.checks and check not in self.checks:
-            return "the audit was asked for other checks (--checks)"
-        if check == "layers" and not self.layers:
-            return "the audit was asked to leave it out (layers=False)"
-        if check == "reliance" and not self.reliance:
-            return "the audit was asked to leave it out (--no-reliance)"
-        return ""
-
-
-@dataclass(frozen=True, repr=False)
-class Audit:
-    """What was measured, of what, how. ``pictures`` are for the page and not part of the JSON."""
-
-    model: dict[str, Any]
-    data: dict[str, Any]
-    seed: int
-    metrics: dict[str, Measure]
-    explainers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    card: dict[str, Any] = field(default_factory=dict)
-    time: str = ""
-    seconds: float = 0.0
-    command: str = ""
-    reliance: dict[str, Any] | None = None  # None: made by a release that did not measure it
-    cost: list[dict[str, Any]] = field(default_factory=list)  # of every check: passes per image, seconds
-    not_measured: dict[str, str] = field(default_factory=dict)  # a check, or "check of explainer" -> why
-    pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    finding_pictures: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-
-    def __repr__(self) -> str:
-        label = (
-            f"{self.model.get('name')}/{self.model.get('version')}" if self.model.get("name") else "a model in memory"
-        )
-        names = ", ".join(self.explainers) or "no explainers"
-        found_by = (self.reliance or {}).get("verdict")
-        verdict = f", reliance {found_by}" if found_by else ""
-        return f"Audit({label}: {len(self.metrics)} metrics on {self.data.get('n')} images, {names}{verdict})"
-
-    def _repr_html_(self) -> str:
-        from auditor.explainers.notebook import cell, table
-
-        parts = [f"<p><b>{cell(repr(self))}</b></p>"]
-        for finding in (self.reliance or {}).get("findings", ()):
-            parts.append(f"<p>{cell(finding['sentence'])}</p>")
-            for entry in self.finding_pictures.get(finding["name"], ()):
-                parts.append(f"<img src='{cell(entry['whole'])}' alt='{cell(entry['id'])}' style='height:96px'>")
-        rows = [(n, m.value, m.status, m.reason) for n, m in self.metrics.items() if _is_headline(n)]
-        return "".join([*parts, table(["metric", "value", "status", ""], rows)])
-
-    def to_pandas(self) -> Any:
-        """Return the metrics as a pandas frame, a row each: value, interval, null, status and reason."""
-        import pandas as pd
-
-        rows = [{"metric": name, **m.to_json()} for name, m in self.metrics.items()]
-        return pd.DataFrame(rows).set_index("metric") if rows else pd.DataFrame(columns=["value"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that ``auditor audit --json`` prints."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "model": self.model,
-            "data": self.data,
-            "seed": self.seed,
-            "metrics": {name: m.to_json() for name, m in self.metrics.items()},
-            "explainers": self.explainers,
-            "config": self.config,
-            "versions": self.versions,
-            "card": self.card,
-            "time": self.time,
-            "seconds": self.seconds,
-            "command": self.command,
-            # audits of earlier releases keep their digest
-            **({} if self.reliance is None else {"reliance": self.reliance}),
-            **({"cost": self.cost} if self.cost else {}),
-            **({"not_measured": self.not_measured} if self.not_measured else {}),
-        }
-
-    def sealed(self) -> bytes:
-        """Return the JSON with its own checksum; this is what is stored."""
-        return seal(self.to_json())
-
-    @property
-    def digest(self) -> str:
-        """Sha256 of the sealed JSON."""
-        return hashlib.sha256(self.sealed()).hexdigest()
-
-    @classmethod
-    def from_json(cls, content: bytes | str | Mapping[str, Any], where: str = "the audit") -> Audit:
-        """Restore an audit; bytes or text must be sealed as written, any edit is an error."""
-        if isinstance(content, Mapping):
-            document = dict(content)
-        else:
-            raw = content.encode() if isinstance(content, str) else content
-            document = unseal(raw, where, "run the audit again")
-        if document.get("schema_version", 0) > SCHEMA_VERSION:
-            raise TamperError(f"{where} is of a newer version; upgrade mlflow-auditor.")
-        try:
-            parts = {k: document[k] for k in ("model", "data", "seed", "explainers", "config", "versions", "card")}
-            metrics = {name: Measure.from_json(entry) for name, entry in document["metrics"].items()}
-            rest = {k: document[k] for k in ("time", "seconds", "command")} | {"reliance": document.get("reliance")}
-            rest |= {"cost": list(document.get("cost", ())), "not_measured": dict(document.get("not_measured", {}))}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise TamperError(f"{where} is not an audit of mlflow-auditor ({error} is missing or odd).") from None
-        return cls(metrics=metrics, **parts, **rest)
-
-
-def _is_headline(name: str) -> bool:
-    """Whether a metric is of the model or an explainer as a whole, and not of a layer, a class or a concept."""
-    return name.count("/") == 1 if name.startswith("model/") else name.count("/") == 2
 
 
 def audit(

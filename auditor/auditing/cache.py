@@ -7,27 +7,21 @@ that nobody else may write to.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import hmac
 import json
 import logging
 import os
-import secrets
 import shutil
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from auditor.data.user_cache import marked, unmarked, user_key
 from auditor.errors import TamperError
 from auditor.explainers.manifest import seal, unseal
 from auditor.metrics.measure import Measure
 
 log = logging.getLogger(__name__)
-
-KEY_FILE = "cache.key"
-CODE = 65  # bytes before the sealed part: 64 digits and a line's end
 
 
 class AuditCache:
@@ -35,7 +29,7 @@ class AuditCache:
 
     def __init__(self, folder: Path | None, key: Mapping[str, Any]) -> None:
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]
-        self._secret = b"" if folder is None else _secret(folder)
+        self._secret = b"" if folder is None else user_key(folder)
         self.folder = folder / name if folder is not None and self._secret else None
 
     def get(self, part: str) -> dict[str, Measure] | None:
@@ -60,28 +54,20 @@ class AuditCache:
         temporary = self.folder / f".{os.getpid()}.tmp"
         document = {"part": part, "metrics": {k: m.to_json() for k, m in metrics.items()}}
         content = seal(document if record is None else {**document, "record": dict(record)})
-        temporary.write_bytes(self._code(content) + content)
+        temporary.write_bytes(marked(content, self.folder.name, self._secret))
         temporary.replace(self._file(part))
 
     def _read(self, part: str) -> dict[str, Any] | None:
         if self.folder is None or not self._file(part).is_file():
             return None
-        stored = self._file(part).read_bytes()
-        code, content = stored[:CODE], stored[CODE:]
+        what = f"the cached part {part!r}"
         try:
-            if not hmac.compare_digest(code, self._code(content)):
-                raise TamperError(f"the cached part {part!r} was not written by this user.")
-            document = unseal(content, f"the cached part {part!r}")
+            content = unmarked(self._file(part).read_bytes(), self.folder.name, self._secret, what)
+            document = unseal(content, what)
             return document if document.get("part") == part else None
         except TamperError as error:
             log.warning("%s It is measured again.", error)
             return None
-
-    def _code(self, content: bytes) -> bytes:
-        """Return the code of a part: of its bytes and of the audit it belongs to."""
-        assert self.folder is not None
-        message = self.folder.name.encode() + b"\n" + content
-        return hmac.new(self._secret, message, hashlib.sha256).hexdigest().encode() + b"\n"
 
     def clear(self) -> None:
         """Remove everything of this audit."""
@@ -91,41 +77,3 @@ class AuditCache:
     def _file(self, part: str) -> Path:
         assert self.folder is not None
         return self.folder / f"{hashlib.sha256(part.encode()).hexdigest()[:16]}.json"
-
-
-def _secret(folder: Path) -> bytes:
-    """Return this user's key, made at the first call; nothing where others could have written the folder or the key."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = folder / KEY_FILE
-        if not path.exists():
-            temporary = folder / f".{KEY_FILE}.{os.getpid()}"
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(secrets.token_bytes(32))
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)  # the first of two processes wins
-            temporary.unlink()
-        foreign = [p for p in (folder, path) if _others_may_write(p)]
-        if foreign:
-            log.warning("%s may be written by others, so no cache is used; set AUDITOR_CACHE.", foreign[0])
-            return b""
-        return path.read_bytes()
-    except OSError as error:
-        log.warning("no cache is used: %s", error)
-        return b""
-
-
-def _others_may_write(path: Path) -> bool:
-    status = path.lstat()
-    is_mine = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    return stat.S_ISLNK(status.st_mode) or not is_mine or bool(status.st_mode & 0o022)
-
-
-def default_folder() -> Path:
-    """Return where caches live: $AUDITOR_CACHE, else the user's cache folder."""
-    folder = os.environ.get("AUDITOR_CACHE")
-    if folder:
-        return Path(folder)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mlflow-auditor"

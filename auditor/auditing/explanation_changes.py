@@ -15,11 +15,8 @@ from auditor.explainers.explanation import Explanation
 from auditor.metrics.concept_matching import match_columns
 from auditor.metrics.measure import Measure, of_items, of_value, skipped
 from auditor.metrics.sequential import is_settled
+from auditor.metrics.thresholds import CHANGED, STEADY, UNCHANGED
 from auditor.network.shuffled_twin import shuffled, stages
-
-CHANGED = 0.6  # correlation with explanations of a destroyed model: fine up to here
-STEADY = 0.9  # mean correlation under noise from which on explanations are called steady
-UNCHANGED = 0.9  # explanations that correlate more than this with those of a destroyed model do not speak of it
 
 
 def noise(case: Case) -> dict[str, Measure]:

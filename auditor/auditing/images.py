@@ -153,7 +153,7 @@ class HeldOut:
 def held_out(explainer: Explainer, data: Data, model_answers: Answers) -> HeldOut:
     """Return which of the data's images an explainer neither learned from nor chose on."""
     n, record = len(model_answers.ids), explainer.fitted_images
-    if explainer.content_digest_ is not None and explainer.content_digest_ == data.content_digest:
+    if explainer.content_digest_ is not None and data.holds(explainer.content_digest_):
         if record is None:
             return HeldOut(torch.zeros(n, dtype=torch.bool), "nothing")
         return HeldOut(record.held_out(data.rows_of(model_answers.ids)), "record")

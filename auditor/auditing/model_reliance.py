@@ -19,13 +19,14 @@ from torch import Tensor
 
 from auditor.auditing.annotated_heat import HeatOnParts
 from auditor.auditing.images import Answers
-from auditor.auditing.performance import MAX_CLASSES, plain, two_sided
+from auditor.auditing.performance import MAX_CLASSES, two_sided
 from auditor.auditing.second_opinions import PASSES, Opinions, Passes, involved, second_opinions
 from auditor.data.sampling import Sample, stratified
 from auditor.data.source import Data
 from auditor.errors import AuditError
 from auditor.explainers.base import Explainer
 from auditor.metrics.measure import Measure, bootstrap, of_value, skipped
+from auditor.metrics.names import plain
 from auditor.progress import Progress, silent
 from auditor.reliance import Finding, Reliance, RelianceConfig, judge, measure, metrics_of, read_regions
 from auditor.reliance.measures import MIN_IMAGES, ClassReliance

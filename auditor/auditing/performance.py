@@ -7,7 +7,6 @@ that the data says, and an image counts with the mean over its labels.
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 from auditor.auditing.images import Answers
 from auditor.metrics.calibration import expected_calibration_error
 from auditor.metrics.measure import Measure, of_items, skipped
+from auditor.metrics.names import plain
 from auditor.subject.subject import Subject
 
 N_BOOTSTRAP = 200
@@ -96,15 +96,6 @@ def both_sides(p: Tensor) -> Tensor:
 def two_sided(logits: Tensor) -> Tensor:
     """Return logits of at least two classes: a single one stands against 0."""
     return torch.cat([logits, torch.zeros_like(logits)], 1) if logits.shape[1] == 1 else logits
-
-
-def plain(name: str) -> str:
-    """Return a class name as it can stand in a metric's name.
-
-    >>> plain("Bald Eagle (adult)")
-    'Bald Eagle _adult_'
-    """
-    return re.sub(r"[^A-Za-z0-9_. -]", "_", name)
 
 
 def _ece(confidence: Floats, right: Floats, seed: int) -> Measure:

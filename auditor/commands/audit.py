@@ -27,7 +27,7 @@ from auditor.commands.group import (
 )
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.progress import Progress
 
 CHECKS = (  # as in auditor.auditing.checks, which would load torch for --help
@@ -105,8 +105,8 @@ def audit(
 
     With --explainers, --checks or --budget the audit is a partial one: what is left out is skipped and passes no gate.
     """
-    from auditor.auditing.audit import AuditConfig
     from auditor.auditing.checks import parse_checks, parse_duration
+    from auditor.auditing.config import AuditConfig
     from auditor.commands.terminal import Bar, command_line
     from auditor.data.source import open_data
     from auditor.plugins import run_audit

@@ -28,7 +28,7 @@ from auditor.commands.group import (
 )
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.data.source import Data
     from auditor.release.gate import Gate
 
@@ -81,7 +81,7 @@ def gate(
     as_json: bool,
 ) -> None:
     """Hold MODEL against a policy. Exit 0: it passes, 1: it fails, 2: there is no verdict (and no pass)."""
-    from auditor.auditing.audit import AuditConfig
+    from auditor.auditing.config import AuditConfig
     from auditor.commands.terminal import Bar, as_text, command_line, say
     from auditor.plugins import run_gate
     from auditor.release.policy import read_policy
@@ -164,7 +164,7 @@ def _source(data: str | None, labels: str | None) -> Data | None:
 
 def read_audit(path: Path) -> Audit:
     """Read a sealed audit from a file."""
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.errors import OptionError
 
     try:

@@ -15,15 +15,12 @@ from auditor.commands.group import JSON, PICKLE, auditor, example, reports_error
 def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
     """List the explainers attached to MODEL, their metrics, and whether they verify."""
     from auditor.commands.terminal import as_text, say, table, waiting
-    from auditor.plugins import list_attached, load_subject
-    from auditor.plugins.registry.attachments import names
+    from auditor.plugins import list_attached
     from auditor.plugins.registry.location import resolve
 
     with waiting(f"looking at {model}"):
         version = resolve(model, registered=True)
-        attached = names(version)
-        subject = load_subject(version, allow_pickle=allow_pickle or None) if attached else None
-        explainers = list_attached(version, subject=subject) if attached else []
+        explainers = list_attached(version, allow_pickle=allow_pickle or None)
     if as_json:
         say(as_text([x.to_json() for x in explainers]))
         return
@@ -37,7 +34,7 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
             x.digest[:12],
             x.layer or "",
             "yes" if x.verified else f"NO: {x.problem}",
-            "  ".join(f"{k} {x.metrics[k]:.3f}" for k in _headline(x.kind) if k in x.metrics),
+            "  ".join(f"{k} {x.metrics[k]:.3f}" for k in x.headline or _headline(x.kind) if k in x.metrics),
         ]
         for x in explainers
     ]
@@ -46,6 +43,7 @@ def list_(model: str, allow_pickle: bool, as_json: bool) -> None:
 
 
 def _headline(kind: str) -> tuple[str, ...]:
+    """Return the metrics that sum up a fit, for an artifact of an earlier release, which does not name them."""
     from auditor.errors import AuditError
     from auditor.explainers.base import explainer_class
 

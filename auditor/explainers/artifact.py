@@ -1,7 +1,8 @@
 """Artifact: an explainer on disk as a folder of checked files. Never a pickle.
 
 ``manifest.json`` holds the schema version, kind, config, the subject's digest, metrics, versions and a sha256 per file.
-It is written last, so a folder without it is unfinished. The digest of an artifact is the sha256 of its manifest.
+It is written last, so a folder without it is unfinished. The digest of an artifact is the sha256 of its manifest. An
+artifact is checked without torch; only its tensors need it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from auditor.errors import ArtifactError, TamperError
 from auditor.explainers.manifest import (
@@ -32,6 +28,9 @@ from auditor.explainers.manifest import (
     sha256,
 )
 from auditor.subject.identity import Identity
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TENSORS = "tensors.safetensors"
 PICKLE_SUFFIXES = frozenset({".pkl", ".pickle", ".p", ".pt", ".pth", ".ckpt", ".joblib", ".dill", ".mar"})
@@ -55,6 +54,8 @@ def write_artifact(
     files: Mapping[str, bytes] | None = None,
 ) -> str:
     """Write an artifact and return its digest. Each file goes to a temporary name first; the manifest comes last."""
+    from safetensors.torch import save as save_tensors
+
     folder = Path(folder)
     if (folder / MANIFEST).exists():
         raise ArtifactError(f"artifact {folder}: there is one already; choose a folder that does not exist yet.")
@@ -89,7 +90,26 @@ def read_artifact(
 
     ``remedy`` is what to do about one that was made of another model.
     """
-    folder = Path(folder)
+    from safetensors import SafetensorError
+    from safetensors.torch import load as load_tensors
+
+    manifest, contents, sealed = _checked(Path(folder), digest, identity, remedy)
+    try:
+        tensors = load_tensors(contents.pop(TENSORS))
+    except SafetensorError as error:
+        raise ArtifactError(f"{TENSORS} in artifact {Path(folder).name} holds no safetensors ({error}).") from error
+    return Artifact(manifest, tensors, contents, sealed)
+
+
+def read_manifest(folder: str | Path, *, digest: str, identity: Identity) -> dict[str, Any]:
+    """Return the manifest of an artifact after verifying all that `read_artifact` verifies; no tensor is made."""
+    return _checked(Path(folder), digest, identity, "fit the explainer to this model")[0]
+
+
+def _checked(
+    folder: Path, digest: str | None, identity: Identity | None, remedy: str
+) -> tuple[dict[str, Any], dict[str, bytes], str]:
+    """Return manifest, files and digest of an artifact that is what it was when it was written."""
     path = folder / MANIFEST
     if not folder.is_dir():
         raise ArtifactError(f"artifact {folder}: no such folder.")
@@ -102,11 +122,7 @@ def read_artifact(
         problem = other_subject(manifest.get("subject_digest"), Identity.from_json(manifest.get("subject")), identity)
         if problem:
             raise TamperError(f"artifact {folder.name}: it {problem}; {remedy}.")
-    try:
-        tensors = load_tensors(contents.pop(TENSORS))
-    except SafetensorError as error:
-        raise ArtifactError(f"{TENSORS} in artifact {folder.name} holds no safetensors ({error}).") from error
-    return Artifact(manifest, tensors, contents, sha256(sealed))
+    return manifest, contents, sha256(sealed)
 
 
 def other_subject(digest: Any, fitted: Identity | None, now: Identity) -> str:

@@ -418,6 +418,7 @@ class Explainer(ABC):
             "data_digest": self.data_digest_,
             **({} if self.content_digest_ is None else {"content_digest": self.content_digest_}),
             "metrics": {k: float(v) for k, v in self.metrics.items()},
+            "headline": list(self.headline),
             "labels": {str(k): v for k, v in self.labels.items()},
             "state": self.state(),
             "versions": _versions(),

@@ -11,6 +11,7 @@ Annotations come as two CSV files: ``parts.csv`` has the columns ``image, part, 
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from auditor.data.source import Data, FolderData
+from auditor.data.source import Data
 from auditor.errors import DataError, OptionError
 from auditor.subject.preprocessing import Preprocessing
 
@@ -124,11 +125,10 @@ def part_masks(
 
     Without ``boxes`` the whole image counts as the object.
     """
-    if not isinstance(data, FolderData):
+    if not data.has_files:
         raise OptionError(f"parts are annotated for image files; {data.spec} is no image folder.")
     if not pre.shows_all:
         raise OptionError("parts can be placed in images that are stretched to size; this model crops the centre.")
-    root = data.root
     points: dict[str, Points] = {}
     for image, part, (x, y) in _rows(Path(parts), ("image", "part", "x", "y")):
         points.setdefault(image, {})[part] = (x, y)
@@ -145,7 +145,10 @@ def part_masks(
             raise DataError(
                 f"{image_id} has no {'parts' if landmarks is None else 'box'} in the annotation; name all images."
             )
-        with Image.open(root / image_id) as image:
+        content = data.image_file(image_id)
+        if content is None:
+            raise DataError(f"data {data.spec}: {image_id} is no image file.")
+        with Image.open(io.BytesIO(content)) as image:
             width, height = ImageOps.exif_transpose(image).size
         sx, sy = size[1] / width, size[0] / height
         at = torch.tensor([landmarks.get(n, (math.nan, math.nan)) for n in names], dtype=torch.float64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
 
@@ -182,6 +183,15 @@ def _reliance_words(detail: str) -> tuple[str, str]:
         title, sentence = f"heat on {part}", f"share of the heat that lies on {part}, beside the share of the image"
     of = "" if not owner else ", worst class" if owner == "worst" else f", class {owner}"
     return title + of if owner != "x" else title, sentence
+
+
+def plain(name: str) -> str:
+    """Return a class name as it can stand in a metric's name.
+
+    >>> plain("Bald Eagle (adult)")
+    'Bald Eagle _adult_'
+    """
+    return re.sub(r"[^A-Za-z0-9_. -]", "_", name)
 
 
 def can_exist(name: str, explainers: Collection[str]) -> bool:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from auditor.auditing.audit import Audit
-from auditor.auditing.explanation_changes import CHANGED, STEADY
+from auditor.auditing.record import Audit
 from auditor.metrics.measure import Measure
+from auditor.metrics.thresholds import CHANGED, STEADY
 
 Level = Literal["good", "warn", "bad"]
 

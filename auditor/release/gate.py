@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from auditor.auditing.audit import Audit
-from auditor.auditing.performance import plain
+from auditor.auditing.record import Audit
 from auditor.errors import OptionError
 from auditor.metrics.measure import Measure
-from auditor.metrics.names import can_exist, nearest
+from auditor.metrics.names import can_exist, nearest, plain
 from auditor.release.policy import Limit, Policy
 
 Verdict = Literal["pass", "fail"]

@@ -12,11 +12,11 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 
-from auditor.auditing.audit import Audit
+from auditor.auditing.record import Audit
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split, words
+from auditor.metrics.thresholds import FOUND_FROM
 from auditor.release.gate import label_of
-from auditor.reliance.judgement import FOUND_FROM
 
 RELIANCE = "model/reliance"
 RELIANCE_LIMITS = (f"{RELIANCE}/found", f"{RELIANCE}/worst/score")

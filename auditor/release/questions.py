@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.auditing.audit import Audit
+from auditor.auditing.record import Audit
 from auditor.release.findings import Finding, Level, findings, worst
 
 BELIEVED = "Can the explanations be believed?"

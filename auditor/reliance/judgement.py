@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from auditor.metrics.thresholds import FOUND_FROM, LOOK_FROM
 from auditor.reliance.hiding import Survival
 from auditor.reliance.measures import ClassReliance, Reliance
 from auditor.reliance.regions import Boxes
@@ -23,7 +24,6 @@ from auditor.reliance.regions import boxes as boxes_of_heat
 from auditor.reliance.transplant import Followed
 
 Verdict = Literal["found", "look", "nothing", "skipped"]
-FOUND_FROM, LOOK_FROM = 0.5, 0.35  # scores from which a class is found, or worth looking at
 # By how much more images of other classes must follow a transplant than its null. What a spot has more in common with
 # the other spots than boxes elsewhere counts as much, up to the gain itself. The head of a bird is followed too, at its
 # place more than at another, and honest models know something of the surroundings.

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from auditor.auditing.audit import Audit
 from auditor.auditing.data_quality import sentences as data_sentences
 from auditor.auditing.images import held_out_words
+from auditor.auditing.record import Audit
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split, words
 from auditor.pages.templates import render

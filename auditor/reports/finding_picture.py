@@ -10,7 +10,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from auditor.auditing.audit import Audit
+from auditor.auditing.record import Audit
 from auditor.release.gate import label_of
 from auditor.release.questions import to_look_at
 

@@ -1,6 +1,7 @@
 """Identity: what a model is, as digests of its parts: weights, graph, preprocessing and class names.
 
 Digests of the first release (version 1) were those of the weights alone. They are still read; whoever compares says so.
+Digests are compared without torch; only `of_weights` loads it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-from torch import uint8 as byte
+if TYPE_CHECKING:
+    from torch import nn
 
 VERSION = 2
 WORDS = {"weights": "weights", "graph": "graph", "preprocessing": "preprocessing", "classes": "class names"}
@@ -67,6 +68,9 @@ def of_json(value: Any) -> str:
 
 def of_weights(module: nn.Module) -> str:
     """Return the sha256 over the sorted names, types, shapes and bytes of all weights and buffers."""
+    from torch import Tensor
+    from torch import uint8 as byte
+
     h = hashlib.sha256()
     state = module.state_dict()
     for key in sorted(state):

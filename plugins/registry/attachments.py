@@ -22,6 +22,7 @@ from auditor.plugins.registry.attestations import sign_artifact
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.metrics_log import logged_metrics
 from auditor.plugins.registry.model_files import pin
+from auditor.plugins.registry.model_record import VersionModel
 from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import ExplainerTag
 
@@ -46,6 +47,7 @@ class Attached:
     layer: str | None = None
     target: int | str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    headline: tuple[str, ...] = ()  # names of the metrics that sum up the fit; artifacts before 0.2 name none
     needs: str = ""  # what to install before it can be used here, when its kind is missing
     digest_version: int = 2  # 1: of the first release, which compares the model's weights alone
 
@@ -134,14 +136,31 @@ def attach(
     return Attached(name, explainer.kind, digest, location, stamp, "", explainer.layer_, None, dict(explainer.metrics))
 
 
-def list_attached(uri: str | ModelVersion, *, subject: Subject | None = None) -> list[Attached]:
-    """Return every explainer attached to a version, verified byte by byte and against the model itself."""
+def list_attached(
+    uri: str | ModelVersion,
+    *,
+    subject: Subject | None = None,
+    model: VersionModel | None = None,
+    allow_pickle: bool | None = None,
+) -> list[Attached]:
+    """Return every explainer attached to a version, verified byte by byte and against the model itself.
+
+    ``subject``, or the version's ``model``, saves reading it again. It is loaded only where its files alone do not show
+    that it is the one that was fitted to.
+    """
     version = resolve(uri, registered=True)
     attached = tags.explainer_tags(version.tags)
     if not attached:
         return []
-    subject = subject if subject is not None else load_subject(version)
-    return [_verified(version, tag, subject.identity) for tag in attached]
+    model = model if model is not None else VersionModel(version, allow_pickle, subject)
+    entries = [_verified(version, tag, model.record.identity) for tag in attached]
+    if model.is_loaded or all(entry.verified for entry in entries):
+        return entries
+    identity = model.subject.identity
+    return [
+        entry if entry.verified else _verified(version, tag, identity)
+        for entry, tag in zip(entries, attached, strict=True)
+    ]
 
 
 def load(uri: str | ModelVersion, name: str, *, subject: Subject | None = None) -> Any:
@@ -199,21 +218,22 @@ def _tag(version: ModelVersion, name: str) -> ExplainerTag:
 
 def _verified(version: ModelVersion, tag: ExplainerTag, identity: Identity) -> Attached:
     """Return an attached explainer with what is wrong with it."""
-    from auditor.explainers.artifact import read_artifact
+    from auditor.explainers.artifact import read_manifest
 
     entry = (tag.name, tag.kind, tag.digest, tag.location, tag.time)
     try:
         tag.usable()
         with mlflow_errors(f"explainer {tag.name} of {version.label}"), tempfile.TemporaryDirectory() as folder:
             path = version.download(tag.location, Path(folder))
-            manifest = read_artifact(path, digest=tag.digest, identity=identity).manifest
+            manifest = read_manifest(path, digest=tag.digest, identity=identity)
         check_kind(tag, manifest["kind"])
     except AuditError as error:
         return Attached(*entry, str(error))
     metrics = {k: float("nan") if v is None else float(v) for k, v in manifest["metrics"].items()}
     needs = _missing_kind(manifest)
     covers = 2 if "subject" in manifest else 1
-    return Attached(*entry, "", manifest["layer"], manifest["target"], metrics, needs, covers)
+    headline = tuple(str(name) for name in manifest.get("headline", ()))
+    return Attached(*entry, "", manifest["layer"], manifest["target"], metrics, headline, needs, covers)
 
 
 def _missing_kind(manifest: dict[str, Any]) -> str:

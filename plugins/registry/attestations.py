@@ -23,7 +23,7 @@ from auditor.signing.keys import Signer, TrustedKeys, current_signer
 from auditor.signing.statements import SUMMARY, TEST_RESULT, Signed, make_statement, open_envelope, sign
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.subject.subject import Subject
 
 FOLDER = "auditor/signatures"

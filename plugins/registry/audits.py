@@ -27,7 +27,8 @@ from auditor.plugins.registry.version_page import update, without_section
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from auditor.auditing.audit import Audit, AuditConfig
+    from auditor.auditing.config import AuditConfig
+    from auditor.auditing.record import Audit
     from auditor.explainers.base import Explainer
     from auditor.progress import Progress
     from auditor.subject.subject import Subject
@@ -54,9 +55,9 @@ def run_audit(
     the budget of each check before it starts.
     """
     from auditor.auditing.audit import audit
-    from auditor.auditing.cache import default_folder
     from auditor.auditing.parts import unsaid
     from auditor.data.source import open_data
+    from auditor.data.user_cache import default_folder
     from auditor.progress import silent
     from auditor.release.model_card import fill
 
@@ -163,7 +164,7 @@ def _headlines(audit: Audit) -> frozenset[str]:
 
 def latest_audit(uri: str | ModelVersion) -> Audit | None:
     """Return the stored audit of a version, verified byte by byte; None when there is none."""
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.explainers.manifest import check_content
 
     version = resolve(uri, registered=True)

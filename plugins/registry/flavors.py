@@ -9,21 +9,25 @@ reader takes.
 from __future__ import annotations
 
 import logging
+import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, ModelError, TamperError
-from auditor.plugins.registry import model_files, tags
+from auditor.plugins.registry import model_files, pt2_archive, tags
 
 if TYPE_CHECKING:
     from torch import nn
 
 log = logging.getLogger(__name__)
 
-READS_FILES = ("from_file", "aten::save", "torch.save", "torch.load")
+READS_FILES = re.compile(r"\b(?:from_file|save|load|read_file|write_file|load_library)\b")
+GAP = r"(?:\s|\\|#[^\n]*\n)*"  # what TorchScript reads over between two words
+CALLED = re.compile(rf"\bops{GAP}\.{GAP}(\w+)")
+NAMESPACES = {"prim", "aten", "torchvision", "quantized"}
 LARGEST_CODE = 32 * 2**20  # bytes of TorchScript source that are looked through
 
 
@@ -137,7 +141,7 @@ def _open_onnx(path: Path, flavor: Mapping[str, Any], uri: str) -> Opened:
         ) from None
     try:
         model = onnx.load(str(file), load_external_data=False)
-        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.graph.initializer):
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model, onnx.TensorProto)):
             raise ModelError(f"model {uri}: its weights lie outside {file.name}; save it as one file.")
         module = onnx2torch.convert(model)
     except AuditError:
@@ -152,6 +156,18 @@ def _open_onnx(path: Path, flavor: Mapping[str, Any], uri: str) -> Opened:
     dims = inputs[0].type.tensor_type.shape.dim if len(inputs) == 1 else []
     shape = [int(d.dim_value) if d.HasField("dim_value") else -1 for d in list(dims)[1:]]
     return Opened(module.eval(), shape or None, model_files.digests(path)[file.relative_to(path.resolve()).as_posix()])
+
+
+def _tensors(message: Any, kind: Any) -> Iterator[Any]:
+    """Yield every tensor in an ONNX message, also those of nodes, subgraphs and functions."""
+    for field_of, value in message.ListFields():
+        if field_of.message_type is None:
+            continue
+        for part in value if isinstance(value, Sequence) or hasattr(value, "add") else (value,):
+            if isinstance(part, kind):
+                yield part
+            else:
+                yield from _tensors(part, kind)
 
 
 def is_torchscript(file: Path) -> bool:
@@ -171,14 +187,7 @@ def open_torchscript(file: Path, shape: Sequence[int] | None, uri: str) -> Opene
     """
     import torch
 
-    with zipfile.ZipFile(file) as archive:
-        infos = [info for info in archive.infolist() if "/code/" in info.filename and info.filename.endswith(".py")]
-        if sum(info.file_size for info in infos) > LARGEST_CODE:
-            raise TamperError(f"model {uri}: its TorchScript code is longer than {LARGEST_CODE >> 20} MB.")
-        for info in infos:
-            code = archive.read(info).decode("utf-8", "replace")
-            if any(name in code for name in READS_FILES):
-                raise TamperError(f"model {uri}: its TorchScript code ({info.filename}) reads or writes files.")
+    _check_code(file, uri)
     try:
         reader: Any = torch.jit
         script = reader.load(str(file), map_location="cpu").eval()
@@ -188,6 +197,23 @@ def open_torchscript(file: Path, shape: Sequence[int] | None, uri: str) -> Opene
     if shape is None or min(shape) < 1:
         return Opened(script, None, digest)
     return Opened(_as_program(script, shape, uri), list(shape), digest)
+
+
+def _check_code(file: Path, uri: str) -> None:
+    """Raise where TorchScript code could touch files, or could be read otherwise than it is here.
+
+    torch finds records without regard to case, and runs some of the code as soon as a model is opened.
+    """
+    with zipfile.ZipFile(file) as archive:
+        pt2_archive.check_names([info.filename for info in archive.infolist()], f"model {uri}: {file.name}")
+        infos = [info for info in archive.infolist() if "/code/" in info.filename.casefold()]
+        infos = [info for info in infos if not info.filename.endswith(".debug_pkl")]
+        if sum(info.file_size for info in infos) > LARGEST_CODE:
+            raise TamperError(f"model {uri}: its TorchScript code is longer than {LARGEST_CODE >> 20} MB.")
+        for info in infos:
+            code = archive.read(info).decode("utf-8", "replace")
+            if READS_FILES.search(code) or not set(CALLED.findall(code)) <= NAMESPACES:
+                raise TamperError(f"model {uri}: its TorchScript code ({info.filename}) may read or write files.")
 
 
 def _as_program(script: Any, shape: Sequence[int], uri: str) -> nn.Module:

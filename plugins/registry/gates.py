@@ -18,6 +18,7 @@ from auditor.plugins.registry.attestations import model_signers, sign_verdict, s
 from auditor.plugins.registry.audits import attached_explainers, latest_audit, run_audit, store_audit
 from auditor.plugins.registry.honest_versions import honest_subjects, passed_before
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
+from auditor.plugins.registry.model_record import ModelRecord
 from auditor.plugins.registry.onnx_exports import check_export
 from auditor.plugins.registry.staleness import stale_reason
 from auditor.plugins.registry.studies import with_studies
@@ -27,7 +28,8 @@ from auditor.plugins.registry.verdicts import store_verdict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from auditor.auditing.audit import Audit, AuditConfig
+    from auditor.auditing.config import AuditConfig
+    from auditor.auditing.record import Audit
     from auditor.data.source import Data
     from auditor.metrics.measure import Measure
     from auditor.progress import Progress
@@ -214,7 +216,7 @@ def _fitting(
     graph_digest = graph.digest if graph is not None else ""
     attached: dict[str, str | None] = {name: e.digest_ for name, e in explainers.items()} | dict.fromkeys(broken)
     if supplied is not None:
-        reason = stale_reason(supplied, subject, attached, data, graph_digest)
+        reason = stale_reason(supplied, ModelRecord.of(subject), attached, data, graph_digest)
         if reason:
             raise TamperError(f"gate: the audit given is stale: {reason}; audit {version.label} again.")
         return supplied
@@ -224,7 +226,8 @@ def _fitting(
         if current is not stored and store:
             store_audit(current, version)
         stored = current
-    reason = "there is none" if stored is None else stale_reason(stored, subject, attached, data, graph_digest)
+    record = ModelRecord.of(subject)
+    reason = "there is none" if stored is None else stale_reason(stored, record, attached, data, graph_digest)
     if not reason and with_reliance and stored is not None and stored.reliance is None:
         reason = "it does not say what the classes hang on, and the policy asks for it"
     if stored is not None and not reason:

@@ -3,7 +3,8 @@
 MLflow's validator reads an archive with Python's zipfile; torch's reader looks names up without regard to case, and
 unpickles. So every record is copied to a new archive under a name that both read alike, MLflow's validator looks at the
 copy, example inputs (a pickle that nobody needs) are left out, and torch opens that copy. torch evaluates the
-expressions for sizes in the graph as Python: only arithmetic passes.
+expressions for sizes in the graph as Python: only arithmetic passes. What a graph calls, torch takes from its own
+modules by name, whatever it is: only operations on tensors pass.
 """
 
 from __future__ import annotations
@@ -24,9 +25,22 @@ NAME = re.compile(r"[A-Za-z0-9_.+@=-]+(?:/[A-Za-z0-9_.+@=-]+)+")
 GRAPH = re.compile(r"(?:^|/)models/[^/]+\.json$|(?:^|/)serialized_exported_program\.json$")
 EXAMPLES = re.compile(r"(?:^|/)data/sample_inputs/[^/]+\.pt$")
 CONSTANT = re.compile(r"(?:^|/)data/constants/")
-TARGET = re.compile(r"(?:torch\.ops(?:\.\w+)+|_operator\.\w+|torch\.sym_\w+|math\.\w+)")
+MODELS = "models/"  # torch takes every record below for a graph, whatever its ending
+OBJECTS = re.compile(r"data/constants/(?:custom|opaque)_obj_|data/aotinductor/|data/executorch/|xl_model_weights/")
 SYMBOL = re.compile(r"[a-z]+\d+|[A-Za-z]\w{0,40}")
-READS_FILES = ("torch.ops.aten.from_file.", "torch.ops.aten.save.")
+OPERATION = re.compile(r"torch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
+OF_SIZES = re.compile(
+    r"_operator\.(?:eq|ne|le|ge|lt|gt|neg|pos|mul|add|sub|floordiv|mod|pow|truediv|and_|or_|lshift|rshift|getitem)"
+    r"|math\.(?:trunc|ceil|floor|sqrt)|torch\._?sym_\w+"
+)
+NAMESPACES = frozenset({"aten", "prims", "torchvision", "quantized_decomposed", "torchao"})
+WITH_GRAPHS = frozenset(  # operations that take graphs; a loop that need not end is not among them
+    {
+        *("wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph", "tag_activation_checkpoint"),
+        *("cond", "map_impl", "scan", "associative_scan", "flex_attention", "out_dtype"),
+    }
+)
+READS_FILES = frozenset({"from_file", "save"})
 ARITHMETIC = frozenset(
     {
         *("Symbol", "Integer", "Float", "Rational", "true", "false"),
@@ -132,16 +146,20 @@ def _records(file: Path) -> Iterator[tuple[str, bytes]]:
     try:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
-            _check_names([info.filename for info in infos], file.name)
+            check_names([info.filename for info in infos], file.name)
             for info in infos:
                 if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
                     raise TamperError(f"{file.name}: record {info.filename!r} is packed or locked; torch writes none.")
+            if sum(info.file_size for info in infos) > file.stat().st_size:
+                raise TamperError(f"{file.name}: its records lie over each other; log the model again.")
+            for info in infos:
                 yield _inside(info.filename), archive.read(info)
     except (zipfile.BadZipFile, OSError, NotImplementedError, UnicodeDecodeError) as error:
         raise ModelError(f"{file.name} is no pt2 archive ({str(error)[:80]}); log the model again.") from None
 
 
-def _check_names(names: list[str], where: str) -> None:
+def check_names(names: list[str], where: str) -> None:
+    """Raise where a record's name could be read in two ways, or is one of a record that may run code."""
     used: set[str] = set()
     roots = {name.partition("/")[0] for name in names}
     for name in names:
@@ -151,6 +169,13 @@ def _check_names(names: list[str], where: str) -> None:
         if name.casefold() in used:
             raise TamperError(f"{where}: two records are called {name[:80]!r} but for upper and lower case.")
         used.add(name.casefold())
+        inside = _inside(name).casefold()
+        if OBJECTS.match(inside):
+            raise TamperError(
+                f"{where}: record {name[:80]!r} holds compiled code or an object, which may run anything."
+            )
+        if inside.startswith(MODELS) and GRAPH.search(_inside(name)) is None:
+            raise TamperError(f"{where}: record {name[:80]!r} would be opened as a graph but is not called so.")
 
 
 def _inside(name: str) -> str:
@@ -193,8 +218,30 @@ def _check_entry(entry: Mapping[str, Any]) -> None:
         check_expression(str(entry["expr_str"]))
     target: Any = entry.get("target")
     is_node = isinstance(target, str) and "inputs" in entry  # the target of a specification is the name of a weight
-    if is_node and (TARGET.fullmatch(target) is None or target.startswith(READS_FILES) or "__" in target):
-        raise TamperError(f"the graph calls {target[:80]!r}, which is no operation on tensors.")
+    for name in ([target] if is_node else []) + [entry[key] for key in ("as_operator",) if key in entry]:
+        if not _is_operation(str(name)):
+            raise TamperError(f"the graph calls {str(name)[:80]!r}, which is no operation on tensors.")
+
+
+def _is_operation(name: str) -> bool:
+    """Whether a name is that of an operation on tensors, or of arithmetic on their sizes, and of nothing else."""
+    import torch
+
+    if OF_SIZES.fullmatch(name):
+        return True
+    parts = OPERATION.fullmatch(name)
+    if parts is None:
+        return False
+    namespace, operation, overload = parts.groups()
+    if namespace == "higher_order":
+        return operation in WITH_GRAPHS and overload is None
+    if namespace not in NAMESPACES or operation in READS_FILES:
+        return False
+    packet = getattr(getattr(torch.ops, namespace), operation, None)
+    entry = packet if overload is None else getattr(packet, overload, None)
+    if isinstance(packet, torch._ops.OpOverloadPacket):
+        return isinstance(entry, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    return packet is None  # not installed here: torch says so better
 
 
 def _without_traces(entry: dict[str, Any]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from auditor.plugins.registry.tags import AuditTag, GateTag
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.data.source import Data
-    from auditor.subject.subject import Subject
+    from auditor.plugins.registry.model_record import ModelRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +58,20 @@ def explainer_changes(
 
 
 def stale_reason(
-    audit: Audit, subject: Subject, attached: Mapping[str, str | None], data: Data | None, graph: str | None = None
+    audit: Audit, model: ModelRecord, attached: Mapping[str, str | None], data: Data | None, graph: str | None = None
 ) -> str:
     """Return why an audit is not about the version as it is now; empty when it is.
 
     ``attached`` maps each explainer to its digest, or to None when it does not verify; ``data`` are the images wanted;
     ``graph`` is the digest of the ONNX graph, empty without one, and None where nobody asks.
     """
-    reason = _other_model(audit, subject)
+    reason = _other_model(audit, model)
     if reason:
         return reason
-    if list(subject.class_names) != audit.model["classes"]:
+    if list(model.class_names) != audit.model["classes"]:
         return "the class names have changed since"
-    if audit.model.get("output", subject.output.name) != subject.output.name:
-        return f"the model's outputs were read as {audit.model['output']}, now as {subject.output.name}"
+    if audit.model.get("output", model.output) != model.output:
+        return f"the model's outputs were read as {audit.model['output']}, now as {model.output}"
     changed = explainer_changes({name: info.get("digest") for name, info in audit.explainers.items()}, attached).names
     if changed:
         return f"what is attached has changed since ({', '.join(changed)})"
@@ -84,20 +84,20 @@ def stale_reason(
     return ""
 
 
-def _other_model(audit: Audit, subject: Subject) -> str:
+def _other_model(audit: Audit, model: ModelRecord) -> str:
     """Return how the model differs from the one that was audited, by its parts and its files."""
     from auditor.subject.identity import Identity
 
     identity = Identity.from_json(audit.model.get("identity"))
-    if identity is None and audit.model["digest"] == subject.identity.weights:
+    if identity is None and audit.model["digest"] == model.identity.weights:
         return "its digest is of version 1, which covers the weights but neither graph nor preprocessing"
     if identity is None or identity.digest != audit.model["digest"]:
-        return f"it is of a model with digest {audit.model['digest'][:12]}, this one has {subject.digest[:12]}"
-    parts = identity.differences(subject.identity)
+        return f"it is of a model with digest {audit.model['digest'][:12]}, this one has {model.digest[:12]}"
+    parts = identity.differences(model.identity)
     if parts:
         return f"the model has other {' and '.join(parts)} now"
-    files = audit.model.get("files") or subject.files  # an audit of a module in memory names none
-    changed = sorted(name for name in {*files, *subject.files} if files.get(name) != subject.files.get(name))
+    files = audit.model.get("files") or model.files  # an audit of a module in memory names none
+    changed = sorted(name for name in {*files, *model.files} if files.get(name) != model.files.get(name))
     return f"files of the model have changed since ({', '.join(changed[:5])})" if changed else ""
 
 

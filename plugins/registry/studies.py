@@ -24,7 +24,7 @@ from auditor.study.design import Study, StudyConfig, shows
 from auditor.study.folder import read_study, write_study
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.data.source import Data
     from auditor.progress import Progress
 

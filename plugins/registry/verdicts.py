@@ -21,7 +21,7 @@ from auditor.plugins.registry.tags import GateTag
 from auditor.plugins.registry.version_page import update
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.release.gate import Gate
     from auditor.subject.subject import Subject
 

@@ -15,7 +15,7 @@ from auditor.plugins.registry import tags
 from auditor.plugins.registry.location import ModelVersion, resolve, set_tag
 
 if TYPE_CHECKING:
-    from auditor.auditing.audit import Audit
+    from auditor.auditing.record import Audit
     from auditor.plugins.registry.tags import AuditTag, GateTag
 
 log = logging.getLogger(__name__)

@@ -266,6 +266,7 @@ async def _body(request: Request) -> Body:
             raise AnswerError(f"an answer has at most {LARGEST_BODY >> 10} KB.", "too_large")
     try:
         body = json.loads(content)
+        json.dumps(body, ensure_ascii=False).encode()  # half a character can be written nowhere later
     except (ValueError, RecursionError):
         raise AnswerError("the answer is not readable JSON.") from None
     if not isinstance(body, dict):

@@ -8,17 +8,18 @@ import pytest
 from starlette.requests import Request
 
 from auditor.service.json_bodies import split_body
+from auditor.service.kserve_v2 import HEADER, split_tensors
 from auditor.service.problems import Problem
-from auditor.service.request_parsing import SMALL_JSON, read
-from auditor.service.types import ExplainBatchRequest, ExplainRequest, PredictRequest
+from auditor.service.request_parsing import SMALL_JSON, read, read_tensors
+from auditor.service.types import ExplainBatchRequest, ExplainRequest, InferRequest, PredictRequest
 
 
-def request(body: bytes, media: str, query: str = "") -> Request:
+def request(body: bytes, media: str, query: str = "", headers=()) -> Request:
     async def receive():
         return {"type": "http.request", "body": body, "more_body": False}
 
     scope = {"type": "http", "method": "POST", "path": "/explain", "query_string": query.encode()}
-    return Request({**scope, "headers": [(b"content-type", media.encode())]}, receive)
+    return Request({**scope, "headers": [(b"content-type", media.encode()), *headers]}, receive)
 
 
 def form(*parts: tuple[str, bytes, bool]) -> tuple[bytes, str]:
@@ -94,9 +95,9 @@ class Pool:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    async def split_body(self, body, images):
+    async def split_body(self, body, images, json_length=None):
         self.sizes.append(len(body))
-        return split_body(body, images)
+        return split_tensors(body, json_length) if images == "inputs" else split_body(body, images)
 
 
 @pytest.mark.parametrize(("n", "is_small"), [(SMALL_JSON, True), (SMALL_JSON + 1, False)])
@@ -107,3 +108,22 @@ def test_large_json_is_read_in_another_process(n, is_small):
     _, files = asyncio.run(read(request(body, "application/json"), ExplainRequest, "image", pool))
     assert files == [b"hi"]
     assert pool.sizes == ([] if is_small else [n])
+
+
+@pytest.mark.parametrize(("n", "is_small"), [(SMALL_JSON, True), (SMALL_JSON + 1, False)])
+def test_json_before_binary_data_is_json_like_any_other(n, is_small):
+    """A caller says how long it is: 16 MB of it, said to be the head of binary data, held up the event loop."""
+    tensor = {"name": "x", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 5}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    head += b" " * (n - len(head))
+    pool = Pool()
+    asked = request(head + b"\1\0\0\0a", "application/octet-stream", headers=[(HEADER.encode(), str(n).encode())])
+    _, (part,) = asyncio.run(read_tensors(asked, InferRequest, pool))
+    assert part.file == b"a"
+    assert pool.sizes == ([] if is_small else [n + 5])
+
+
+def test_more_images_than_are_taken_are_refused_before_anything_is_made_of_them():
+    for images in ("images", "instances"):
+        with pytest.raises(Problem, match=f"{images}: 65 images came, 64 are taken at once"):
+            split_body(json.dumps({images: ["?"] * 65}).encode(), images)

@@ -8,8 +8,8 @@ import pytest
 import auditor
 from auditor import AuditConfig, open_data
 from auditor.auditing.audit import Audit
-from auditor.auditing.cache import KEY_FILE
 from auditor.auditing.explanation_quality import GROUPS, NAMES
+from auditor.data.user_cache import KEY_FILE
 from auditor.errors import TamperError
 
 

@@ -1,6 +1,7 @@
 """Finished parts on disk: theirs alone, whole or not at all."""
 
-from auditor.auditing.cache import AuditCache, default_folder
+from auditor.auditing.cache import AuditCache
+from auditor.data.user_cache import default_folder
 from auditor.explainers.manifest import seal
 from auditor.metrics.measure import of_value
 

@@ -10,10 +10,10 @@ from torch import nn
 
 from auditor import AuditConfig, Subject, audit, open_data
 from auditor.auditing.audit import Audit
-from auditor.auditing.cache import KEY_FILE
 from auditor.auditing.images import Answers, answers
 from auditor.auditing.model_reliance import class_images, reliance, why_not
 from auditor.auditing.second_opinions import Passes, involved, share_inside
+from auditor.data.user_cache import KEY_FILE
 from auditor.release.questions import believed, headline, reasons, to_look_at
 from auditor.reliance import Boxes, Finding
 from auditor.reports.audit_report import report_html

@@ -6,10 +6,10 @@ import pytest
 
 from auditor.metrics.measure import Measure
 from auditor.metrics.names import split
+from auditor.metrics.thresholds import FOUND_FROM
 from auditor.release.gate import judge
 from auditor.release.policy import parse_policy
 from auditor.release.policy_draft import draft_policy, limit_of, other_limit_of
-from auditor.reliance.judgement import FOUND_FROM
 
 
 def test_a_draft_passes_its_own_audit_and_says_what_every_line_means(audited):

@@ -70,7 +70,35 @@ def test_torchscript_that_touches_files_is_refused(registry, tmp_path):
     mlflow.pytorch.save_model(
         script, str(path), signature=signature(), serialization_format="pickle", pip_requirements=["torch"]
     )
-    with pytest.raises(TamperError, match="reads or writes files"):
+    with pytest.raises(TamperError, match="may read or write files"):
+        plugins.load_subject(str(path))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda name, code: (name, code + b"\n# torch . save (1, 'x')\n"),
+        lambda name, code: (name, code + b"\n# ops.\\\n image.decode_png(1)\n"),
+        lambda name, code: (name.replace("/code/", "/CODE/"), code + b"\n# from_file\n"),
+        lambda name, code: (name[:-3] + ".PY", code + b"\n# write_file\n"),
+    ],
+)
+def test_torchscript_cannot_hide_what_it_calls(registry, tmp_path, way):
+    """torch finds records without regard to case and reads over spaces and ends of lines."""
+    path = tmp_path / "m"
+    mlflow.pytorch.save_model(
+        torch.jit.trace(net(), torch.rand(2, CHANNELS, 16, 18)), str(path), signature=signature(),
+        serialization_format="pickle", pip_requirements=["torch"],
+    )  # fmt: skip
+    file = path / "data" / "model.pth"
+    with zipfile.ZipFile(file) as archive:
+        records = {info.filename: archive.read(info) for info in archive.infolist()}
+    main = next(name for name in records if name.endswith("code/__torch__.py") or "/code/__torch__" in name)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("model/code/plain.py", b"")
+        for name, content in records.items():
+            archive.writestr(*(way(name, content) if name == main else (name, content)))
+    with pytest.raises(TamperError, match="may read or write files"):
         plugins.load_subject(str(path))
 
 

@@ -137,7 +137,13 @@ def test_an_expression_that_torch_would_evaluate_as_python_is_refused(archive, t
 
 
 @pytest.mark.parametrize(
-    "target", ["torch.os.system", "torch.load", "torch.ops.aten.from_file.default", "#x:y", "eval"]
+    "target",
+    [
+        *("torch.os.system", "torch.load", "torch.ops.aten.from_file.default", "#x:y", "eval"),
+        *("torch.ops.load_library", "_operator.call", "_operator.attrgetter", "_operator.methodcaller"),
+        *("torch.ops.image.write_file.default", "torch.ops.aten.__class__", "torch.ops.aten.add.overloads"),
+        *("torch.ops.higher_order.while_loop", "torch.ops.higher_order.run_and_save_rng_state", "math.__loader__"),
+    ],
 )
 def test_a_node_that_is_no_operation_on_tensors_is_refused(archive, tmp_path, target):
     def edit(graph):
@@ -147,6 +153,98 @@ def test_a_node_that_is_no_operation_on_tensors_is_refused(archive, tmp_path, ta
     bad = edited(archive, tmp_path / "bad.pt2", edit)
     with pytest.raises(TamperError, match="no operation on tensors"):
         repack(bad, tmp_path)
+
+
+def test_python_is_not_run_by_names_that_torch_looks_up(archive, tmp_path):
+    """torch takes any callable of its modules for an operation: without the check this graph makes a folder."""
+
+    def edit(graph):
+        arguments = [{"as_operator": "torch.os.mkdir"}, {"as_string": f"{tmp_path}/ran"}]
+        node = {
+            "target": "_operator.call",
+            "inputs": [{"name": "", "arg": argument, "kind": 1} for argument in arguments],
+            "outputs": [{"as_tensor": {"name": "made"}}],
+            "metadata": {},
+            "is_hop_single_tensor_return": True,
+        }
+        graph["graph_module"]["graph"]["nodes"].insert(0, node)
+        return graph
+
+    bad = edited(archive, tmp_path / "bad.pt2", edit)
+    with pytest.raises(TamperError, match=r"'_operator.call', which is no operation"):
+        repack(bad, tmp_path)
+
+    def hidden(graph):
+        graph = edit(graph)
+        graph["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.higher_order.cond"
+        return graph
+
+    bad = edited(archive, tmp_path / "hidden.pt2", hidden)
+    with pytest.raises(TamperError, match=r"'torch.os.mkdir', which is no operation"):
+        repack(bad, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["models/model.jsom", "models/a/b.json", "MODELS/model.JSON"])
+def test_a_graph_under_another_name_is_refused(archive, tmp_path, name):
+    """torch takes everything below models/ for a graph; what was not checked is not opened."""
+
+    def change(record, content):
+        root, _, inside = record.partition("/")
+        return [(f"{root}/{name}" if inside == "models/model.json" else record, content)]
+
+    with pytest.raises(TamperError, match="would be opened as a graph"):
+        repack(rewritten(archive, tmp_path / "bad.pt2", change), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["data/aotinductor/m/x.json", "data/constants/Custom_obj_0", "data/constants/opaque_obj_1"]
+)
+def test_compiled_code_and_objects_are_refused(archive, tmp_path, name):
+    root = zipfile.ZipFile(archive).namelist()[0].partition("/")[0]
+    more = iter([[(f"{root}/{name}", b"{}")]])
+    with pytest.raises(TamperError, match="which may run anything"):
+        repack(rewritten(archive, tmp_path / "bad.pt2", lambda n, c: [*next(more, []), (n, c)]), tmp_path)
+
+
+def test_records_that_share_their_bytes_are_refused(archive, tmp_path):
+    """A zip bomb without packing: many names for the same bytes."""
+    bad = tmp_path / "bad.pt2"
+    with zipfile.ZipFile(archive) as source, zipfile.ZipFile(bad, "w", zipfile.ZIP_STORED) as out:
+        for info in source.infolist():
+            out.writestr(info.filename, source.read(info))
+        first = out.infolist()[0]
+        out.writestr(f"{first.filename.partition('/')[0]}/extra/big", b"0" * 100_000)
+        big = out.infolist()[-1]
+        for k in range(100):
+            copied = zipfile.ZipInfo(f"{big.filename}{k}")
+            copied.file_size, copied.compress_size, copied.CRC = big.file_size, big.compress_size, big.CRC
+            copied.header_offset = big.header_offset
+            out.filelist.append(copied)
+    with pytest.raises((TamperError, ModelError), match="lie over each other"):
+        repack(bad, tmp_path)
+
+
+def test_what_exported_networks_call_passes(tmp_path):
+    """Masks, sizes, branches and torchvision's own operations are in models that nobody tampered with."""
+    import torchvision
+
+    class Odd(nn.Module):
+        def forward(self, x):
+            mask = (x > 0.2) & (x < 0.9) | ~(x != 0.5)
+            y = torch.where(mask, x, -x)
+            boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0]])
+            pooled = torchvision.ops.roi_align(y, [boxes] * x.shape[0], 2)
+            with torch.no_grad():
+                scale = torch.einsum("nchw->n", x) / (x.shape[2] // 2 + 1)
+            padded = nn.functional.pad(y, (1, 2, 0, 1), "reflect").mean((1, 2, 3))
+            return torch.cat([pooled.flatten(1), padded[:, None]], 1) * scale[:, None]
+
+    x = torch.rand(2, 1, 8, 8)
+    program = torch.export.export(Odd().eval(), (x,))
+    torch.export.save(program, str(tmp_path / "odd.pt2"))
+    checked = torch.export.unflatten(torch.export.load(str(repack(tmp_path / "odd.pt2", tmp_path))))
+    torch.testing.assert_close(checked(x), Odd()(x))
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,19 @@ def test_codes_consent_and_content_types_are_checked(app):
     assert client.post("/open/api/leave", json={}).status_code == 409  # not finished
 
 
+@pytest.mark.parametrize("text", [rb'"\ud800"', b"[" * 30_000, b"1" * 5000, b'"\xff"'])
+def test_what_cannot_be_written_down_is_refused_at_once(app, site, text):
+    """Half a character used to be a 500, and once saved as a comment it stopped the participant and the results."""
+    client, kind = fresh(app), {"content-type": "application/json"}
+    for path in ("/open/api/begin", "/open/api/draft", "/open/api/answer"):
+        body = b'{"agreed": true, "code": ' + text + b', "turn": 1, "step": 0, "answer": {"comment": ' + text + b"}}"
+        refused = client.post(path, content=body, headers=kind)
+        assert (refused.status_code, "not readable JSON" in refused.text) == (422, True)
+    erased = client.post("/owner/api/erase", content=b'{"code": ' + text + b"}", headers=KEY | kind)
+    assert erased.status_code == 422
+    assert site.store.everybody() == []
+
+
 def test_pictures_are_given_for_the_current_step_only(app, site):
     client, stranger = fresh(app), fresh(app)
     state = begin(client).json()
