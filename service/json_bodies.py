@@ -1,6 +1,7 @@
-"""JSON bodies: what a request's JSON says, apart from its images. Needs numpy and pydantic's parser only.
+"""JSON bodies: what a request's JSON says, apart from its images. Needs pydantic's parser, and numpy for pixels.
 
-Small bodies are read where the request arrives, large ones in a process of the decoder pool; both come here.
+Small bodies are read where the request arrives, large ones in a process of the decoder pool; both come here. The
+client takes its limit from here, so numpy is imported where pixels are.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic_core import from_json
 
 from auditor.service.problems import Problem
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_BATCH = 64  # images of a request
 MAX_REST = 64 * 1024  # bytes of JSON beside the images: options take a few hundred
@@ -83,6 +86,8 @@ def from_base64(text: str) -> bytes:
 
 def from_lists(values: Any) -> np.ndarray[Any, Any]:
     """Return nested lists (height, width[, channels]) of numbers as an array of float32."""
+    import numpy as np
+
     try:
         array = np.asarray(values, dtype=np.float32)
     except (ValueError, TypeError, OverflowError, RecursionError):

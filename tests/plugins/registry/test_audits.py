@@ -12,6 +12,7 @@ from auditor import Subject, plugins
 from auditor.errors import TamperError
 from auditor.plugins.pytest_plugin import audit_gate  # noqa: F401
 from auditor.plugins.registry.location import resolve, set_tag
+from auditor.plugins.registry.model_record import ModelRecord
 from auditor.plugins.registry.staleness import stale_reason
 from auditor.plugins.registry.tags import AUDIT, GATE
 
@@ -136,14 +137,15 @@ def test_a_stored_audit_edited_in_the_artifact_store_is_no_pass(cli, version, po
 def test_an_audit_is_stale_when_anything_it_describes_has_changed(registry, version, digits_data, tiny):
     uri, _ = version
     audit, subject = plugins.latest_audit(uri), plugins.load_subject(uri)
+    model = ModelRecord.of(subject)
     now = {name: info["digest"] for name, info in audit.explainers.items()}
-    assert stale_reason(audit, subject, now, None) == ""
-    assert "other data" in stale_reason(audit, subject, now, digits_data)
-    assert "attached has changed since (concepts)" in stale_reason(audit, subject, {"concepts": "0" * 64}, None)
-    assert "attached has changed since (concepts, more)" in stale_reason(audit, subject, {"more": "0" * 64}, None)
-    assert "other weights" in stale_reason(audit, tiny, now, None)
+    assert stale_reason(audit, model, now, None) == ""
+    assert "other data" in stale_reason(audit, model, now, digits_data)
+    assert "attached has changed since (concepts)" in stale_reason(audit, model, {"concepts": "0" * 64}, None)
+    assert "attached has changed since (concepts, more)" in stale_reason(audit, model, {"more": "0" * 64}, None)
+    assert "other weights" in stale_reason(audit, ModelRecord.of(tiny), now, None)
     renamed = Subject(subject.module, input_shape=(1, 8, 8), class_names=[f"d{i}" for i in range(10)])
-    assert "class names" in stale_reason(audit, renamed, now, None)
+    assert "class names" in stale_reason(audit, ModelRecord.of(renamed), now, None)
 
 
 def test_a_tampered_explainer_never_passes(cli, version, policy):

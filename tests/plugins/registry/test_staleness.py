@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from auditor.plugins.registry.model_record import ModelRecord
 from auditor.plugins.registry.staleness import explainer_changes, outdated, stale_reason
 from auditor.plugins.registry.tags import AuditTag, GateTag
 from auditor.subject.identity import Identity
@@ -26,39 +27,36 @@ def audit(**changed):
     return SimpleNamespace(**{**value, **changed})
 
 
-def subject(identity=MODEL, class_names=("x", "y"), files=None):
-    output = SimpleNamespace(name="softmax")
-    return SimpleNamespace(
-        identity=identity, digest=identity.digest, class_names=class_names, files=files or {}, output=output
-    )
+def record(identity=MODEL, class_names=("x", "y"), files=None):
+    return ModelRecord(identity, files or {}, class_names, "softmax")
 
 
-SUBJECT = subject()
+RECORD = record()
 ATTACHED = {"parts": B, "broken": None}
 DATA = SimpleNamespace(digest=A, labels_digest="")
 
 
 def test_an_audit_of_what_is_there_is_fresh():
     read_alike = audit(model={**AUDITED, "output": "softmax"})
-    assert stale_reason(read_alike, SUBJECT, ATTACHED, DATA) == ""
+    assert stale_reason(read_alike, RECORD, ATTACHED, DATA) == ""
     read_otherwise = audit(model={**AUDITED, "output": "logits"})
-    assert "outputs were read as logits, now as softmax" in stale_reason(read_otherwise, SUBJECT, ATTACHED, DATA)
-    assert stale_reason(audit(), SUBJECT, ATTACHED, DATA) == ""
-    assert stale_reason(audit(), SUBJECT, ATTACHED, None) == ""
+    assert "outputs were read as logits, now as softmax" in stale_reason(read_otherwise, RECORD, ATTACHED, DATA)
+    assert stale_reason(audit(), RECORD, ATTACHED, DATA) == ""
+    assert stale_reason(audit(), RECORD, ATTACHED, None) == ""
 
 
 @pytest.mark.parametrize(
     ("model", "attached", "data", "reason"),
     [
-        (subject(replace(MODEL, weights=B)), ATTACHED, DATA, "the model has other weights now"),
-        (subject(replace(MODEL, graph=B, preprocessing=B)), ATTACHED, DATA, "the model has other graph and prepro"),
-        (subject(class_names=("y", "x")), ATTACHED, DATA, "the class names have changed since"),
-        (SUBJECT, {"parts": A, "broken": None}, DATA, "what is attached has changed since (parts)"),
-        (SUBJECT, {"parts": None, "broken": None}, DATA, "what is attached has changed since (parts)"),
-        (SUBJECT, {"parts": B, "broken": A}, DATA, "what is attached has changed since (broken)"),
-        (SUBJECT, {"more": A}, DATA, "what is attached has changed since (broken, more, parts)"),
-        (SUBJECT, ATTACHED, SimpleNamespace(digest=B), "it was made on other data (sklearn:digits)"),
-        (SUBJECT, ATTACHED, SimpleNamespace(digest=A, labels_digest=B), "it was made with other --labels"),
+        (record(replace(MODEL, weights=B)), ATTACHED, DATA, "the model has other weights now"),
+        (record(replace(MODEL, graph=B, preprocessing=B)), ATTACHED, DATA, "the model has other graph and prepro"),
+        (record(class_names=("y", "x")), ATTACHED, DATA, "the class names have changed since"),
+        (RECORD, {"parts": A, "broken": None}, DATA, "what is attached has changed since (parts)"),
+        (RECORD, {"parts": None, "broken": None}, DATA, "what is attached has changed since (parts)"),
+        (RECORD, {"parts": B, "broken": A}, DATA, "what is attached has changed since (broken)"),
+        (RECORD, {"more": A}, DATA, "what is attached has changed since (broken, more, parts)"),
+        (RECORD, ATTACHED, SimpleNamespace(digest=B), "it was made on other data (sklearn:digits)"),
+        (RECORD, ATTACHED, SimpleNamespace(digest=A, labels_digest=B), "it was made with other --labels"),
     ],
 )  # fmt: skip
 def test_every_part_of_it_can_make_an_audit_stale(model, attached, data, reason):
@@ -68,17 +66,17 @@ def test_every_part_of_it_can_make_an_audit_stale(model, attached, data, reason)
 def test_files_of_the_model_are_compared_where_the_audit_names_them():
     files = {"MLmodel": A, "data/model.pt2": B}
     of_files = audit(model={**AUDITED, "files": files})
-    assert stale_reason(of_files, subject(files=files), ATTACHED, DATA) == ""
-    reason = stale_reason(of_files, subject(files={**files, "MLmodel": B}), ATTACHED, DATA)
+    assert stale_reason(of_files, record(files=files), ATTACHED, DATA) == ""
+    reason = stale_reason(of_files, record(files={**files, "MLmodel": B}), ATTACHED, DATA)
     assert reason == "files of the model have changed since (MLmodel)"
-    assert stale_reason(audit(), subject(files=files), ATTACHED, DATA) == ""
+    assert stale_reason(audit(), record(files=files), ATTACHED, DATA) == ""
 
 
 def test_an_audit_of_the_first_release_says_so():
     of_weights = audit(model={"digest": MODEL.weights, "classes": ["x", "y"]})
-    assert "digest is of version 1" in stale_reason(of_weights, SUBJECT, ATTACHED, DATA)
+    assert "digest is of version 1" in stale_reason(of_weights, RECORD, ATTACHED, DATA)
     of_another = audit(model={"digest": B, "classes": ["x", "y"]})
-    assert "of a model with digest bbbbbb" in stale_reason(of_another, SUBJECT, ATTACHED, DATA)
+    assert "of a model with digest bbbbbb" in stale_reason(of_another, RECORD, ATTACHED, DATA)
 
 
 def test_changes_are_the_plain_comparison_of_two_tables():
