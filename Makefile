@@ -3,7 +3,7 @@
 # make mutants  how many changed operators the tests notice
 # make lock   requirements.lock from constraints.txt                make sbom       what is installed, as CycloneDX JSON
 # make docs   the site of docs/, in site/                        make release  wheel and sources in dist/, checked
-# make pip-audit  known vulnerabilities of the locked packages
+# make pip-audit  known vulnerabilities of the locked packages    make results    docs/results.md from stored results
 # Packages come from requirements.lock, checked against their hashes; `make setup LOCKED=0` takes the versions of
 # constraints.txt without hashes, for a Python, a system or an index that the lock does not know.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 LOCKED ?= 1
 PIP := $(BIN)/python -m pip --quiet install
 
-.PHONY: pictures setup demo test test-slow mutants check clean lock sbom pip-audit docs release types
+.PHONY: results pictures setup demo test test-slow mutants check clean lock sbom pip-audit docs release types
 setup: .venv/ready
 
 .venv/ready: pyproject.toml constraints.txt requirements.lock
@@ -65,6 +65,10 @@ check: setup types
 # Needs no network: the notebooks run on pictures that they draw.
 docs: setup types
 	PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --quiet
+
+# docs/results.md from what the benchmarks stored.
+results: setup
+	$(BIN)/python -m tests.benchmarks.results_page
 
 # What README and the pages show of the demo: its picture, its terminal, a sheet per kind.
 pictures: setup

@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the code: the terminal's reference, REST, results, the options of each kind.
+"""Pages of the site that are made from the code: the terminal's reference, REST, the options of each kind.
 
 mkdocs calls the functions named ``on_…``; `make docs` builds the site. Nothing here needs a model or the network.
 """
@@ -20,7 +20,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made from the code."""
     from mkdocs.structure.files import File
 
-    pages = {"reference/cli.md": cli_page(), "reference/rest.md": rest_page(), "results.md": results_page()}
+    pages = {"reference/cli.md": cli_page(), "reference/rest.md": rest_page()}
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -117,28 +117,6 @@ def _schema(title: str, body: dict[str, Any], content: dict[str, Any]) -> list[s
     text = json.dumps(example, indent=1) if example else ""
     shown = [f"```json\n{text}\n```\n"] if 0 < len(text) < MOST_EXAMPLE else []
     return [f"**{title}** (`{name}`)\n", _table(("field", "required", "default", "what it is"), rows), *shown]
-
-
-def results_page() -> str:
-    """Return what the benchmarks stored."""
-    parts = [
-        "# Results\n\nMeasured by the programs in `tests/benchmarks` and stored in `tests/benchmarks/results`; nothing "
-        "here is typed by hand.\n"
-    ]
-    for path in sorted((ROOT / "tests" / "benchmarks" / "results").glob("*.json")):
-        parts += [f"## {path.stem.replace('_', ' ')}", f"`tests/benchmarks/results/{path.name}`\n"]
-        numbers = _numbers(json.loads(path.read_text()))
-        parts.append(_table(("figure", "value"), [(f"`{k}`", f"{v:.4g}") for k, v in numbers[:60]]))
-    return "\n".join(parts)
-
-
-def _numbers(content: Any, prefix: str = "") -> list[tuple[str, float]]:
-    """Return the numbers of nested tables by their path; rows of single cases are left to the file."""
-    if isinstance(content, bool) or content is None or isinstance(content, (str, list)):
-        return []
-    if isinstance(content, (int, float)):
-        return [(prefix, float(content))]
-    return [pair for k, v in content.items() for pair in _numbers(v, f"{prefix} / {k}" if prefix else str(k))]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

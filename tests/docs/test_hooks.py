@@ -44,15 +44,6 @@ def test_the_page_of_a_kind_has_its_options_and_its_own_picture(kind):
     assert len(set(pictures.values())) == len(pictures)
 
 
-def test_results_are_the_stored_numbers():
-    page = hooks.results_page()
-    stored = json.loads((ROOT / "tests" / "benchmarks" / "results" / "shortcuts.json").read_text())
-    numbers = hooks._numbers(stored)
-    assert numbers
-    for name, value in numbers[:5]:
-        assert f"| `{name}` | {value:.4g} |" in page
-
-
 def test_every_page_of_the_site_is_there():
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 
@@ -64,7 +55,7 @@ def test_every_page_of_the_site_is_there():
                 for below in entry.values():
                     yield from pages([below] if isinstance(below, str) else below)
 
-    made = {"reference/cli.md", "reference/rest.md", "results.md"}
+    made = {"reference/cli.md", "reference/rest.md"}
     for page in pages(site["nav"]):
         assert page in made or (ROOT / "docs" / page).is_file(), page
 

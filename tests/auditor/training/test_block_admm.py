@@ -11,6 +11,7 @@ from torch import nn
 from auditor.errors import DataError, NumericsError, OptionError, ShapeError
 from auditor.training.block_admm import PRINTED, BlockAdmm, BlockAdmmConfig, block_admm
 from auditor.training.cycle import accuracy, forward
+from auditor.training.losses import Loss
 from tests.auditor.training.three_clouds import blobs, mlp, weights
 
 N, WIDTH = 90, 13
@@ -69,8 +70,7 @@ def test_two_scalar_blocks_multiply_to_the_target():
         b.weight.fill_(0.7)
     # class 0 of a single output asks for 1: x = 1/2 asks the product to be 2; the other sample sits at its target
     x, y = torch.tensor([[0.5], [0.5]], dtype=torch.float64), torch.tensor([0, 1])
-    run_ = BlockAdmm([a, b], x, y, BlockAdmmConfig(loss="triplet", batch=2, lr=0.02, theta_steps=3))
-    run_.loss = ToOne()
+    run_ = BlockAdmm([a, b], x, y, BlockAdmmConfig(batch=2, lr=0.02, theta_steps=3), ToOne())
     for cycle in run_:
         if cycle.epoch == 600:
             break
@@ -78,8 +78,13 @@ def test_two_scalar_blocks_multiply_to_the_target():
     assert max(cycle.residuals) < 1e-3
 
 
-class ToOne:
+class ToOne(Loss):
     """1/2 |z - 1|^2 whatever the label."""
+
+    name = "to one"
+
+    def check(self, y, n, width, where):
+        """Take any labels."""
 
     def value(self, z, y):
         return 0.5 * (z - 1).square().sum()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as nf
 
-from auditor.errors import OptionError
+from auditor.errors import DataError, OptionError
 from auditor.training.losses import CrossEntropy, Squared, Triplet, loss_of
 
 Y = torch.tensor([0, 2, 1, 2, 0])
@@ -108,10 +108,15 @@ def test_a_triplet_prox_leaves_no_gradient_behind():
 
 
 def test_losses_by_name():
-    assert [loss_of(name).name for name in ("squared", "cross_entropy", "triplet")] == [
-        "squared",
-        "cross_entropy",
-        "triplet",
-    ]
-    with pytest.raises(OptionError, match="loss must be one of squared, cross_entropy, triplet, got 'hinge'"):
+    names = ["squared", "cross_entropy", "distillation", "triplet"]
+    assert [loss_of(name).name for name in names] == names
+    with pytest.raises(OptionError, match=f"loss must be one of {', '.join(names)}, got 'hinge'"):
         loss_of("hinge")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"), [([2, 2, 2, 2], "only class 2"), ([0, 1, 2, 3], "no identity has two"), ([0, 0], "4 whole")]
+)
+def test_triplets_that_cannot_be_are_refused(labels, said):
+    with pytest.raises(DataError, match=said):
+        Triplet().check(torch.tensor(labels), 4, 3, "training")
