@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 ALL = [Requirement(text) for text in [*PROJECT["dependencies"], *(item for extra in EXTRAS.values() for item in extra)]]
 
-NOT_TRIED = {"onnxruntime-gpu"}  # needs CUDA; the lock has the CPU's, so that ARM and macOS resolve
+NOT_TRIED = {"onnxruntime-gpu", "gcsfs", "adlfs"}  # need CUDA, or an account of a cloud; the lock has the CPU's runtime
 
 # package, first version with it, where it is, what for
 NEEDED = [

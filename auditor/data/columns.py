@@ -189,8 +189,8 @@ class LabelColumn:
         if self._texts:
             texts = list(self._texts)
             of_names = read_labels(texts, self.names, f"data {self.spec}")
-            place = np.append(of_names.numbers, NO_CLASS)
-            return ItemLabels(place[numbers], of_names.names)
+            class_of_text = np.append(of_names.numbers, NO_CLASS)
+            return ItemLabels(class_of_text[numbers], of_names.names)
         if len(numbers) and numbers.min() < NO_CLASS:
             raise DataError(f"data {self.spec}: labels must be class numbers from 0, or names, got {numbers.min()}.")
         if self.names is not None and len(numbers) and numbers.max() >= len(self.names):

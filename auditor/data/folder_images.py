@@ -61,10 +61,10 @@ class FolderImages(Layout):
             if slash:
                 numbers[row] = number.setdefault(folder, len(number))
         names = sorted(number)
-        place = np.empty(len(names) + 1, dtype=np.int64)
-        place[[number[name] for name in names]] = np.arange(len(names))
-        place[-1] = NO_CLASS
-        return ItemLabels(place[numbers], tuple(names) or None)
+        rank = np.empty(len(names) + 1, dtype=np.int64)
+        rank[[number[name] for name in names]] = np.arange(len(names))
+        rank[-1] = NO_CLASS
+        return ItemLabels(rank[numbers], tuple(names) or None)
 
     @property
     def shards(self) -> tuple[Shard, ...]:

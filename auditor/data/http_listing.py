@@ -38,20 +38,20 @@ class HttpStore(FarStore):
     def walk(self) -> Iterator[Stored]:
         """Yield the files of the listing and of those below it; links that lead elsewhere are not followed."""
         base = self.address + "/"
-        pages, seen, files = [base], {base}, []
+        pages, visited, files = [base], {base}, []
         while pages:
             page = pages.pop(0)
             ask = partial(self.system.ls, page, detail=False)
             links = self.patiently(ask, unquote(page[len(base) :]) or "the listing")
             for link in sorted({html.unescape(link) for link in links}):
-                if not link.startswith(base) or "?" in link or "#" in link or "/../" in link or link in seen:
+                if not link.startswith(base) or "?" in link or "#" in link or "/../" in link or link in visited:
                     continue
-                seen.add(link)
+                visited.add(link)
                 if not link.endswith("/"):
                     files.append(link)
                 elif link.count("/") - base.count("/") < DEEPEST:
                     pages.append(link)
-            if len(seen) > MOST_PAGES * 100 or len(pages) > MOST_PAGES:
+            if len(visited) > MOST_PAGES * 100 or len(pages) > MOST_PAGES:
                 raise DataError(f"data {self.spec}: its listing does not end; give a folder below it.")
         with ThreadPoolExecutor(READERS, thread_name_prefix="auditor-head") as pool:
             yield from pool.map(self.stat, sorted(unquote(link[len(base) :]) for link in files))

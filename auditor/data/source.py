@@ -189,7 +189,8 @@ class Data(ABC):
     def run(self, start: int, stop: int) -> Data:
         """Return a source of the images at positions ``start`` to ``stop`` of this one; broken ones are noted here too.
 
-        >>> [batch.ids for batch in open_data("sklearn:digits").run(5, 8).batches(Preprocessing.of((1, 8, 8)))]
+        >>> digits = Preprocessing.of((1, 8, 8), mean=None, std=None, resize="stretch")
+        >>> [batch.ids for batch in open_data("sklearn:digits").run(5, 8).batches(digits)]
         [['5', '6', '7']]
         """
         other = copy.copy(self)

@@ -148,20 +148,20 @@ class ParquetFiles(TableFiles):
             return file.schema_arrow
 
     def _read_index(self) -> tuple[list[list[int]], ItemLabels]:
-        found = LabelColumn(self.columns.names, self.store.spec)
+        labels = LabelColumn(self.columns.names, self.store.spec)
         counts = []
         for number in range(len(self.files)):
             footer = self._footers[number]
             counts.append([footer.row_group(k).num_rows for k in range(footer.num_row_groups)])
             if self.columns.label is None:
-                found.add_none(sum(counts[-1]))
+                labels.add_none(sum(counts[-1]))
                 continue
             try:
                 for batch in self._open(number).iter_batches(65536, columns=[self.columns.label]):
-                    found.add(batch.column(0))
+                    labels.add(batch.column(0))
             except (pa.ArrowException, OSError) as error:
                 raise self._damaged(number, error) from error
-        return counts, found.labels()
+        return counts, labels.labels()
 
     def _open(self, number: int) -> Any:
         stream = self.store.open(self.files[number])
@@ -190,9 +190,9 @@ class ArrowFiles(TableFiles):
 
     def _read_index(self) -> tuple[list[list[int]], ItemLabels]:
         self._offsets: list[list[int]] = []
-        self._known: dict[int, str] = {}
+        self._leaves_read: dict[int, str] = {}
         cache = ReadCache(self.store.address)
-        found = LabelColumn(self.columns.names, self.store.spec)
+        labels = LabelColumn(self.columns.names, self.store.spec)
         counts: list[list[int]] = []
         for number in range(len(self.files)):
             mark = self._file_mark(number) if self.store.is_far else ""
@@ -207,16 +207,16 @@ class ArrowFiles(TableFiles):
             before = sum(map(len, counts))
             counts.append(index["counts"])
             self._offsets.append(index["offsets"])
-            self._known |= {before + k: leaf for k, leaf in enumerate(index["leaves"])}
+            self._leaves_read |= {before + k: leaf for k, leaf in enumerate(index["leaves"])}
             if index["labels"] is None:
-                found.add_none(sum(counts[-1]))
+                labels.add_none(sum(counts[-1]))
             else:
-                found.add_values(index["labels"])
-        return counts, found.labels()
+                labels.add_values(index["labels"])
+        return counts, labels.labels()
 
     def known_leaves(self) -> dict[int, str]:
         """Return the digests of streams that had to be read to be opened."""
-        return self._known
+        return self._leaves_read
 
     def _index_file(self, number: int) -> dict[str, Any]:
         schema = pa.ipc.open_file(self._source(number)).schema

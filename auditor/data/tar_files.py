@@ -49,7 +49,7 @@ class TarFiles(Layout):
 
     def __init__(self, store: Store, files: Sequence[Stored], image: str | None, label: str | None) -> None:
         self.store, self.files, self.image, self.label = store, tuple(files), image, label
-        self._known: dict[int, str] = {}
+        self._leaves_read: dict[int, str] = {}
         labels = LabelColumn(None, store.spec)
         self._names = Names()
         self._offsets: list[Any] = []
@@ -65,7 +65,7 @@ class TarFiles(Layout):
                 labels.add_values(index["labels"])
                 shards.append(Shard(number, self.files[number].name, start, len(self._names)))
                 if index["leaf"]:
-                    self._known[number] = index["leaf"]
+                    self._leaves_read[number] = index["leaf"]
         if not len(self._names):
             raise DataError(
                 f"data {store.spec}: no image in it: its tar files have no member called .{', .'.join(IMAGE_ENDS)}; "
@@ -93,7 +93,7 @@ class TarFiles(Layout):
 
     def known_leaves(self) -> dict[int, str]:
         """Return the digests of tar files that had to be read to be opened."""
-        return self._known
+        return self._leaves_read
 
     def mark(self, shard: Shard) -> str:
         """Return the mark of the file."""
@@ -257,7 +257,14 @@ class _Headers:
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self.seek, self.tell = stream.seek, stream.tell
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to a byte."""
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Return the byte that is read next."""
+        return self._stream.tell()
 
     def read(self, n: int = -1) -> bytes:
         """Return bytes of a header."""

@@ -138,7 +138,7 @@ def test_bad_sources_are_said(tmp_path):
     refused(f"torchvision:CIFAR10?root={tmp_path}", "torchvision could not open it")
     refused(tmp_path, "no image file")
     (tmp_path / "x.txt").write_text("x")
-    refused(tmp_path / "x.txt", "want an image folder or an .npz")
+    refused(tmp_path / "x.txt", "want an image folder, Parquet, Arrow, tar or an .npz")
     (tmp_path / "x.npz").write_text("x")
     refused(tmp_path / "x.npz", "not a readable .npz")
     np.savez(tmp_path / "y.npz", pictures=np.zeros((2, 13, 17)))
@@ -228,8 +228,3 @@ def test_a_table_for_labels_that_are_numbers_is_refused(tmp_path):
     with pytest.raises(DataError, match="its labels are numbers without names, so --labels has nothing to match"):
         open_data(tmp_path / "x.npz", labels={"cat": "0"}).check_labels(subject_of(["a", "b"]))
     assert labels_of(open_data(tmp_path / "x.npz", labels="none"), subject_of(["a", "b"]))[0] == [-1] * 4
-
-
-@pytest.mark.parametrize("spec", ["s3://bucket/photos", "gs://b", "https://example.org/x.npz"])
-def test_stores_elsewhere_are_no_sources_and_the_way_is_said(spec):
-    refused(spec, "images are read from files; copy them here first")
