@@ -3,8 +3,10 @@
     C1 = max |a(x'') - a(x')| / |x'' - x'|         C2 = max |J(x'') - J(x')| / |x'' - x'|
 
 - ``sampled``   the largest ratio of pairs: images with each other, and each image with copies moved by noise and along
-                the steepest direction found. A lower bound.
-- ``local``     the largest singular value of J at the images by power iteration (C2: of J(x + d) - J(x), over |d|).
+                the steepest direction found. Of a Jacobian the pairs are compared along several directions u of the
+                layer, |J(x'')^T u - J(x')^T u| with |u| = 1. A lower bound.
+- ``local``     the largest singular value of J at the images by power iteration (C2: of J(x'') - J(x') of the
+                worst of its pairs, over their distance).
                 By the mean value theorem some point between the two of a pair has a Jacobian at least as large as
                 their ratio, so the sampled value counts here too: sampled <= local <= truth.
 - ``certified`` a proof from the weights that holds for all images (`lipschitz`). Where the gradient jumps (ReLU) there
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from auditor.errors import AuditError, ModelError
-from auditor.kernels.networks.jacobian_norm import largest_singular_values, pull, unit
+from auditor.kernels.networks.jacobian_norm import largest_singular_values, pull_each, unit
 from auditor.metrics.measure import Measure, skipped
 from auditor.network.aten_graph import Node, graph_of
 from auditor.network.untrained_twin import untrained, untrained_graph
@@ -36,6 +38,7 @@ from auditor.subject.subject import Subject
 NAMES = ("c1_sampled", "c1_local", "c1_certified", "c2_sampled", "c2_local", "c2_certified")
 RADIUS = 0.02  # root mean square per pixel component, as in `stability`
 SAMPLES = 4
+DIRECTIONS = 4  # of the layer's output, along which Jacobians are compared
 POWER_STEPS = 20
 MOST_IMAGES = 64
 BUDGET = 6e11  # multiplications spent on one model
@@ -116,42 +119,73 @@ def measured(
         chunks = torch.split(torch.arange(len(x)), 16)
         start, steps = noise(), [size * noise() for _ in range(samples)]
         a = torch.cat([f(x[rows]).flatten(1).double() for rows in chunks])
-        u = unit(torch.randn(1, a.shape[1], generator=generator)).to(x)
-        c1 = _between(x, a)
-        parts = [_at(f, x[r], a[r], start[r], [d[r] for d in steps], u, size, n_steps) for r in chunks]
+        directions = unit(torch.randn(DIRECTIONS, a.shape[1], generator=generator)).to(x)
+        slopes = torch.cat([pull_each(f, x[rows], directions) for rows in chunks], 1)
+        c1, _ = _between(x, a[None])
+        c2, partner = _between(x, slopes.flatten(2))
+        parts = []
+        for r in chunks:
+            pair = (x[partner[r]] - x[r], c2[r])
+            moved = [d[r] for d in steps]
+            parts.append(_at(f, x[r], a[r], start[r], moved, directions, slopes[:, r], pair, size, n_steps))
         sampled, local, c2_sampled, c2_local = (torch.cat(column) for column in zip(*parts, strict=True))
     sampled = torch.maximum(sampled, c1)
     return Constants(sampled, torch.maximum(local, sampled), c2_sampled, torch.maximum(c2_local, c2_sampled))
 
 
 def _at(
-    f: Callable[[Tensor], Tensor], x: Tensor, a: Tensor, v: Tensor, steps: list[Tensor], u: Tensor, size: float, n: int
+    f: Callable[[Tensor], Tensor],
+    x: Tensor,
+    a: Tensor,
+    v: Tensor,
+    steps: list[Tensor],
+    directions: Tensor,
+    slopes: Tensor,
+    pair: tuple[Tensor, Tensor],
+    size: float,
+    n: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the four constants at each of a few images."""
+    """Return the four constants at each of a few images.
+
+    ``slopes`` (directions, images, …) are J(x)^T u; ``pair`` is the way to the image with which the Jacobian changes
+    most for its distance, and that ratio.
+    """
     local, steepest = largest_singular_values(f, x, v, n)
     steps = [*steps, size * steepest]
-    # a power iteration on J(x + d) - J(x), the Jacobian of z -> a(z + d) - a(z), for the worst of the steps
-    ratios, slopes = [], []
+    ratios, changes, starts = [], [pair[1]], [v]
+    rows = torch.arange(len(x))
     for d in steps:
         moved = (x + d) - x  # what is left of d after rounding
         ratios.append((f(x + d).flatten(1).double() - a).norm(dim=1) / moved.flatten(1).double().norm(dim=1))
-        slopes.append(pull(lambda z, d=d: f(z + d) - f(z), x, lambda out: u.expand(len(out), -1).view_as(out)))  # type: ignore[misc]
-    changes = torch.stack([g.flatten(1).double().norm(dim=1) for g in slopes])
-    worst = changes.argmax(0)
-    rows = torch.arange(len(x))
-    d, g = torch.stack(steps)[worst, rows], torch.stack(slopes)[worst, rows]
-    start = torch.where((g.flatten(1).norm(dim=1) > 0).view(-1, *[1] * (x.dim() - 1)), g, v)
+        turned = pull_each(f, x + d, directions) - slopes
+        lengths = turned.flatten(2).double().norm(dim=2)
+        changes.append(lengths.amax(0) / size)
+        starts.append(turned[lengths.argmax(0), rows])
+    ways = torch.stack([pair[0], *steps])
+    worst = torch.stack([*changes[1:], changes[0]]).argmax(0)  # a step where all are alike: the pair may be no pair
+    worst = torch.where(worst == len(steps), 0, worst + 1)
+    d, start = ways[worst, rows], torch.stack(starts)[worst, rows]
+    start = torch.where((start.flatten(1).norm(dim=1) > 0).view(-1, *[1] * (x.dim() - 1)), start, v)
+    # a power iteration on J(x + d) - J(x), the Jacobian of z -> a(z + d) - a(z)
     c2, _ = largest_singular_values(lambda z: f(z + d) - f(z), x, start, max(1, n // 2))
-    return torch.stack(ratios).amax(0), local.double(), changes.amax(0) / size, c2.double() / size
+    length = d.flatten(1).double().norm(dim=1)
+    return torch.stack(ratios).amax(0), local.double(), torch.stack(changes).amax(0), c2.double() / length
 
 
-def _between(x: Tensor, a: Tensor) -> Tensor:
-    """Return the largest ratio of each image with another; equal images are no pair."""
-    far = torch.cdist(
-        x.flatten(1).double()[None], x.flatten(1).double()[None], compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    moved = torch.cdist(a[None], a[None], compute_mode="donot_use_mm_for_euclid_dist")
-    return torch.where(far[0] > 1e-8, moved[0] / far[0], 0.0).amax(1)
+def _between(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each image's largest ratio with another, over all of (directions, images, numbers), and which that is.
+
+    Equal images are no pair.
+    """
+    far = _distances(x.flatten(1))
+    ratios = torch.stack([torch.where(far > 1e-8, _distances(v) / far, 0.0) for v in values]).amax(0)
+    largest = ratios.max(1)
+    return largest.values, largest.indices
+
+
+def _distances(rows: Tensor) -> Tensor:
+    rows = rows.double()[None]
+    return torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")[0]
 
 
 def last_hidden(subject: Subject, layers: list[WeightLayer]) -> str:

@@ -41,6 +41,28 @@ def pull(f: Function, x: Tensor, u: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.zeros_like(x) if back is None else back
 
 
+def pull_each(f: Function, x: Tensor, directions: Tensor) -> Tensor:
+    """Return  J(x)^T u_k  for every direction (outputs numbers each) and row: (directions, *x.shape), one forward pass.
+
+    >>> x = torch.tensor([[1.0, 2.0]])
+    >>> pull_each(lambda z: z * z, x, torch.eye(2)).tolist()
+    [[[2.0, 0.0]], [[0.0, 4.0]]]
+    """
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_(True)
+        out = f(leaf)
+        if not out.requires_grad:
+            return x.new_zeros(len(directions), *x.shape)
+        pulled = []
+        for k, u in enumerate(directions):
+            keep = k + 1 < len(directions)
+            (g,) = torch.autograd.grad(
+                out, leaf, u.expand(len(out), -1).view_as(out), retain_graph=keep, allow_unused=True
+            )
+            pulled.append(torch.zeros_like(x) if g is None else g)
+    return torch.stack(pulled)
+
+
 def largest_singular_values(f: Function, x: Tensor, v: Tensor, n_steps: int) -> tuple[Tensor, Tensor]:
     """Return the largest |J(x) v| over the unit v found in ``n_steps`` steps from ``v``, and that ``v``, per row.
 
