@@ -23,6 +23,7 @@ from auditor.auditing.cost import Cost, Meter
 from auditor.auditing.data_quality import data_quality
 from auditor.auditing.deadline import Deadline
 from auditor.auditing.explanation_quality import GROUPS, masked_images, take
+from auditor.auditing.fit_metrics import fit_measures
 from auditor.auditing.images import Answers, AuditImages, HeldOut, answers, choose, class_counts, held_out, shared
 from auditor.auditing.model_quality import layer_names, layer_passes, model_metrics
 from auditor.auditing.model_reliance import not_measured, reliance
@@ -78,6 +79,7 @@ def audit(
     if not any(deadline.reason == reason for reason in runner.missing.values()):
         store.clear()
     metrics, about = runner.metrics, runner.records["reliance"]
+    metrics |= fit_measures(attached)
     for name in attached:
         metrics[f"explainer/{name}/verified"] = Measure(1.0, direction="up")
     for name, reason in broken.items():

@@ -200,7 +200,9 @@ def _say_answers(result: Audit) -> None:
 
 
 def _is_shown(name: str) -> bool:
-    """Whether a metric stands in the table: of reliance only those of the worst class."""
+    """Whether a metric stands in the table: of reliance only those of the worst class, none of what fits measured."""
+    if name.startswith("explainer/") and name.split("/")[2] == "fit":
+        return False  # `auditor list` shows them
     return not name.startswith("model/reliance/") or name.startswith(("model/reliance/worst/", "model/reliance/found"))
 
 
@@ -241,6 +243,6 @@ def _show(result: Audit) -> None:
     if result.cost:
         say(f"time: {cost_sentence(result.cost)}")
     say(
-        f"{len(result.metrics)} metrics ({rest} of single layers and classes not shown), {failed} failed, "
+        f"{len(result.metrics)} metrics ({rest} of fits, single layers and classes not shown), {failed} failed, "
         f"{skipped} skipped; {result.data['n']} images, {result.seconds:.0f} s, audit {result.digest[:12]}"
     )

@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection
 from difflib import get_close_matches
 
+from auditor.metrics.fit_names import FIT, fit_words
+
 # metric: (title, sentence)
 WORDS: dict[str, tuple[str, str]] = {
     "accuracy": ("accuracy", "share of labelled images the model gets right"),
@@ -160,6 +162,8 @@ def words(name: str) -> tuple[str, str]:
         return f"accuracy of class {detail}", "share of images of this class that are right"
     if base == "reliance":
         return _reliance_words(detail)
+    if family == "explainer" and base == "fit" and detail:
+        return fit_words(detail)
     if base == "randomisation" and detail:
         return f"survives shuffling down to {detail}", "the same with this layer and all above it shuffled"
     if base == "cka":
@@ -177,7 +181,8 @@ def _reliance_words(detail: str) -> tuple[str, str]:
     elif base == "sufficiency":
         title, sentence = f"kept by {rest}% alone", f"share that keeps its class when only the hottest {rest}% is left"
     elif base == "transplant":
-        title, sentence = f"follows the {rest}", f"share of other images that become the class when given its {rest}"
+        what = rest.replace("_", " ")
+        title, sentence = f"follows the {what}", f"share of other images that become the class when given its {what}"
     elif measure.startswith("heat_on_"):
         part = measure.removeprefix("heat_on_")
         title, sentence = f"heat on {part}", f"share of the heat that lies on {part}, beside the share of the image"
@@ -195,11 +200,17 @@ def plain(name: str) -> str:
 
 
 def can_exist(name: str, explainers: Collection[str]) -> bool:
-    """Whether an audit could have measured a metric of this name, with these explainers attached."""
+    """Whether an audit could have measured a metric of this name, with these explainers attached.
+
+    >>> [can_exist(f"explainer/concepts/fit/{metric}", {"concepts"}) for metric in ("f_cls", "f_clss")]
+    [True, False]
+    """
     family, owner, metric = split(name)
     base = metric.partition("/")[0]
     if family == "study":
         return name.count("/") == 3 and name.split("/")[2] in STUDY
+    if family == "explainer" and base == "fit":
+        return owner in explainers and metric.split("/")[1] in FIT
     if family == "explainer":
         return owner in explainers and base in EXPLAINER
     if family == "drift":

@@ -71,8 +71,9 @@ def draft_policy(audit: Audit) -> str:
     ]
     order = sorted(audit.metrics, key=lambda name: (not name.startswith("model/"), name))
     for name in order:
-        lines += _limit_lines(name, audit.metrics[name], audit.metrics)
-    return "\n".join([*lines, *_baseline_lines()]) + "\n"
+        if not _is_of_fit(name):
+            lines += _limit_lines(name, audit.metrics[name], audit.metrics)
+    return "\n".join([*lines, *_fit_lines(audit.metrics), *_baseline_lines()]) + "\n"
 
 
 def limit_of(name: str, measure: Measure) -> float | None:
@@ -84,6 +85,7 @@ def limit_of(name: str, measure: Measure) -> float | None:
         return {"reliance/found": 0.0, "reliance/worst/score": FOUND_FROM}.get(metric)
     if family == "model" and (owner or metric == "cross_entropy"):  # nll is the same on more images
         return None  # a person who cares for a single layer adds a limit by hand
+    metric = metric.removeprefix("fit/")  # has the margin of the same metric of the audit, where there is one
     if metric in ("c1_sampled", "c2_sampled"):  # lower estimates: another seed draws other pairs
         return None
     if metric.startswith("randomisation"):  # must differ from the null of 1; how much is chance with few concepts
@@ -152,6 +154,30 @@ def _limit_lines(name: str, measure: Measure, metrics: Mapping[str, Measure]) ->
     if name in RELIANCE_LIMITS and measure.value > limit:
         yield "# TODAY IT IS BEYOND THIS LIMIT: read the findings in the audit's report before you change it."
     yield f"{'min' if measure.direction == 'up' else 'max'} = {limit!r}"
+
+
+def _is_of_fit(name: str) -> bool:
+    family, _, metric = split(name)
+    return family == "explainer" and metric.startswith("fit/")
+
+
+def _fit_lines(metrics: Mapping[str, Measure]) -> Iterator[str]:
+    """Yield a limit for everything the fits measured that has a better side, as comments.
+
+    The same explainer has the same values at every gate; such a limit judges the next fit, so a person switches it on.
+    """
+    limits = {name: limit_of(name, m) for name, m in sorted(metrics.items()) if _is_of_fit(name)}
+    drafted = {name: limit for name, limit in limits.items() if limit is not None}
+    if not drafted:
+        return
+    yield from (
+        "",
+        "# What the fits measured of themselves. Take # off both lines to hold the next fit to it.",
+    )
+    for name, limit in drafted.items():
+        side = "min" if metrics[name].direction == "up" else "max"
+        yield f"# [limits.{json.dumps(name)}]"
+        yield f"# {side} = {limit!r}  # {words(name)[0]}, today {metrics[name].value:.4g}"
 
 
 def _rounded(x: float, down: bool) -> float:

@@ -89,6 +89,10 @@ WHY_TOGETHER = (
     "of its images, first with what the concepts leave unexplained kept, then without it: where much is lost only "
     "then, the unexplained rest carries the same thing."
 )
+WHY_FIT = (
+    "When an explainer was fitted it measured these on images it held out, and they are stored in its artifact. A "
+    "policy can hold the next fit to them: explainer/NAME/fit/METRIC."
+)
 WHY_SHAPE = "Heatmaps help when different concepts light up in different places, and each in few of them."
 
 
@@ -225,7 +229,24 @@ def _groups(audit: Audit) -> list[dict[str, Any]]:
             explainers.append({"name": name, "kind": info.get("kind", ""), "rows": _rows(measured | stages)})
         if explainers:
             groups.append({"title": title, "why": why, "explainers": explainers})
-    return groups
+    fitted = [
+        {"name": name, "kind": info.get("kind", ""), "rows": rows}
+        for name, info in audit.explainers.items()
+        if (rows := _rows(_of_fit(audit, name)))
+    ]
+    return (
+        [*groups, {"title": "What did the fits measure?", "why": WHY_FIT, "explainers": fitted}] if fitted else groups
+    )
+
+
+def _of_fit(audit: Audit, name: str) -> dict[str, Measure]:
+    """Return what the fit of an explainer measured, as far as it has a better side; details of layers are left out."""
+    prefix = f"explainer/{name}/fit/"
+    return {
+        k: m
+        for k, m in audit.metrics.items()
+        if k.startswith(prefix) and "/" not in k.removeprefix(prefix) and m.is_taken and m.direction != "none"
+    }
 
 
 def _studies(audit: Audit) -> list[dict[str, Any]]:

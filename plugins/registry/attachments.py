@@ -126,7 +126,7 @@ def attach(
         stamp = datetime.now(timezone.utc).isoformat(timespec="seconds")
         tag = ExplainerTag(name, explainer.kind, digest, location, stamp)
         run_name = f"attach {name} to {version.name}/{version.version}"
-        metrics = {f"explainer/{name}/{key}": float(value) for key, value in explainer.metrics.items()}
+        metrics = {f"explainer/{name}/fit/{key}": float(value) for key, value in explainer.metrics.items()}
         with (
             history.noted(version, action, {f"explainer/{name}": digest}),
             logged_metrics(version, metrics, run_name=run_name, data_digest=explainer.data_digest_),

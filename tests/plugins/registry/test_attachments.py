@@ -48,7 +48,7 @@ def test_the_whole_life_of_an_explainer(any_store, concepts, digits, images):
     loaded = plugins.load(MODEL, "life")
     assert loaded.explain(subject, images)[0].to_json() == concepts.explain(digits, images)[0].to_json()
     logged = mlflow.MlflowClient().get_logged_model(resolve(MODEL).model_id)
-    got = {m.key: m for m in logged.metrics}["explainer/life/f_cls"]
+    got = {m.key: m for m in logged.metrics}["explainer/life/fit/f_cls"]
     assert got.value == concepts.metrics["f_cls"]
     assert got.dataset_digest == concepts.data_digest_[:32]
     plugins.detach(MODEL, "life")
