@@ -74,8 +74,8 @@ def compare(
     from auditor.plugins import load_subject
     from auditor.plugins.registry.honest_versions import honest_subjects, passed_before
     from auditor.plugins.registry.location import resolve
-    from auditor.release.drift import check_comparable
     from auditor.release.drift import compare as compare_versions
+    from auditor.release.same_task import check_comparable
     from auditor.release.version_changes import version_changes
     from auditor.reports.drift_picture import drift_picture
     from auditor.reports.drift_report import write_drift_report

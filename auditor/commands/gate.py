@@ -154,12 +154,15 @@ def _check_can_write(path: Path | None) -> None:
 
 
 def _source(data: str | None, labels: str | None) -> Data | None:
-    from auditor.data.source import open_data
     from auditor.errors import OptionError
 
     if data is None and labels is not None:
         raise OptionError("--labels says what the labels of --data are; give --data too.")
-    return None if data is None else open_data(data, labels=labels)
+    if data is None:
+        return None
+    from auditor.data.source import open_data  # loads torch, which a stored audit does not need
+
+    return open_data(data, labels=labels)
 
 
 def read_audit(path: Path) -> Audit:

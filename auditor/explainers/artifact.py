@@ -101,9 +101,11 @@ def read_artifact(
     return Artifact(manifest, tensors, contents, sealed)
 
 
-def read_manifest(folder: str | Path, *, digest: str, identity: Identity) -> dict[str, Any]:
+def read_manifest(
+    folder: str | Path, *, digest: str, identity: Identity, remedy: str = "fit the explainer to this model"
+) -> dict[str, Any]:
     """Return the manifest of an artifact after verifying all that `read_artifact` verifies; no tensor is made."""
-    return _checked(Path(folder), digest, identity, "fit the explainer to this model")[0]
+    return _checked(Path(folder), digest, identity, remedy)[0]
 
 
 def _checked(

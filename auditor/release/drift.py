@@ -25,7 +25,7 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from auditor.data.source import Data, open_data
-from auditor.errors import NumericsError, OptionError, ShapeError
+from auditor.errors import NumericsError, OptionError
 from auditor.explainers.contributions import contributions
 from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
 from auditor.kernels.factorization.nmf import Factorization, factorize
@@ -34,6 +34,7 @@ from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.metrics.concept_matching import Match, match_columns
 from auditor.progress import Progress, as_callback, silent
 from auditor.release.retraining_noise import Band, band_of
+from auditor.release.same_task import check_comparable
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -127,24 +128,6 @@ class Drift:
             "n_images": self.n_images,
             "metrics": self.metrics(),
         }
-
-
-def check_comparable(a: Subject, b: Subject) -> None:
-    """Raise one sentence when two versions do not answer the same question about the same images."""
-    if a.input_shape != b.input_shape:
-        raise ShapeError(
-            f"compare: the versions take images of different sizes, {a.input_shape} and {b.input_shape}; compare "
-            "versions with one input size."
-        )
-    if a.class_names != b.class_names:
-        only = sorted(set(a.class_names) ^ set(b.class_names))
-        what = (
-            f"only one of them has {', '.join(only[:5])}{'…' if len(only) > 5 else ''}" if only else "the order differs"
-        )
-        raise OptionError(
-            f"compare: the versions have different class lists ({a.n_classes} and {b.n_classes} classes, {what}); "
-            "compare versions with the same classes."
-        )
 
 
 def compare(

@@ -79,6 +79,10 @@ def run_audit(
     from_registry = _card_of(version)
     graph = tags.onnx_tag(version.tags)
     about = {"uri": version.uri, "files": subject.files, "onnx": graph.digest if graph is not None else ""}
+    if graph is not None:
+        from auditor.plugins.registry.onnx_exports import COMPARED, compared
+
+        about[COMPARED] = compared(version, subject)
     result = replace(result, model=result.model | about, card=fill(from_registry | (card or {})))
     result = with_studies(result, version)
     if store and version.name:

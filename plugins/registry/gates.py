@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.errors import AuditError, OptionError, SignatureError, TamperError
 from auditor.plugins.registry import history, model_files, tags
+from auditor.plugins.registry.attachments import list_attached, load
 from auditor.plugins.registry.attestations import model_signers, sign_verdict, signed_audit
-from auditor.plugins.registry.audits import attached_explainers, latest_audit, run_audit, store_audit
+from auditor.plugins.registry.audits import latest_audit, run_audit, store_audit
 from auditor.plugins.registry.honest_versions import honest_subjects, passed_before
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
-from auditor.plugins.registry.model_record import ModelRecord
-from auditor.plugins.registry.onnx_exports import check_export
+from auditor.plugins.registry.model_record import VersionModel
+from auditor.plugins.registry.onnx_exports import check_graph
 from auditor.plugins.registry.staleness import stale_reason
 from auditor.plugins.registry.studies import with_studies
-from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.verdicts import store_verdict
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from auditor.auditing.record import Audit
     from auditor.data.source import Data
     from auditor.metrics.measure import Measure
+    from auditor.plugins.registry.model_record import ModelRecord
     from auditor.progress import Progress
     from auditor.release.gate import Gate, SignedBy
     from auditor.release.policy import Policy
@@ -73,32 +74,33 @@ def run_gate(
     version = resolve(uri, registered=True)
     base = None if baseline is None else resolve(baseline, registered=True)
     _check_options(version, base, rules, trusted, require_signed_audit)
-    subject = load_subject(version, allow_pickle=allow_pickle)
-    check_export(version, subject)
+    model = VersionModel(version, allow_pickle)
     source = _source(data)
     options: dict[str, Any] = {"config": config, "allow_pickle": allow_pickle, "progress": progress, "command": command}
     options |= {"fresh": fresh, "with_reliance": any(name.startswith("model/reliance/") for name in rules.limits)}
-    audited = _fitting(version, subject, audit, source, store=store, **options)
-    other = base_subject = drift = None
+    audited = _fitting(model, audit, source, store=store, **options)
+    other = base_model = drift = None
     if rules.needs_baseline and base is None:
         judge(audited, rules)  # says which limit needs one
     if base is not None:
-        base_subject = load_subject(base, allow_pickle=allow_pickle)
-        _same_task(subject, base_subject, version.label, base.uri)
+        base_model = VersionModel(base, allow_pickle)
+        _same_task(model.record, base_model.record, version.label, base.uri)
         same = source if source is not None else _again(audited)
-        other = _fitting(base, base_subject, None, same, store=False, **options)
+        other = _fitting(base_model, None, same, store=False, **options)
         if rules.needs_drift:
-            others = _honest(version, base, base_subject, same, honest, allow_pickle)
-            drift = _drift(base_subject, subject, same, others, progress) | _reliance_change(other, audited)
+            others = _honest(version, base, base_model.subject, same, honest, allow_pickle)
+            drift = _drift(base_model.subject, model.subject, same, others, progress)
+            drift |= _reliance_change(other, audited)
     gate = judge(audited, rules, other, drift, _signed_by(version, audited, trusted, require_signed_audit))
     gate = replace(gate, model=version.label, baseline="" if base is None else base.uri)
     if store:
-        store_verdict(gate, version, subject, audited, base_subject, before_commit=sign_verdict)
+        base_record = None if base_model is None else base_model.record
+        store_verdict(gate, version, model.record, audited, base_record, before_commit=sign_verdict)
     promotion = promote if gate.verdict == "pass" else None
     if before_promotion is not None:
         before_promotion(replace(gate, promoted=promotion or ""))
     if promotion is not None:
-        _check_unchanged(version, subject, rules, audited if store and audit is None else None)
+        _check_unchanged(version, model.record, rules, audited if store and audit is None else None)
         _promote(version, promotion)
     return replace(gate, promoted=promotion or "")
 
@@ -143,7 +145,7 @@ def _check_options(
         raise OptionError(f"gate: the baseline {base.label} is a copy of {version.label}; name another version.")
 
 
-def _check_unchanged(version: ModelVersion, subject: Subject, rules: Policy, audit: Audit | None) -> None:
+def _check_unchanged(version: ModelVersion, model: ModelRecord, rules: Policy, audit: Audit | None) -> None:
     """Raise when the version or the policy is not what was judged: the alias would speak of something else."""
     import tempfile
 
@@ -160,7 +162,7 @@ def _check_unchanged(version: ModelVersion, subject: Subject, rules: Policy, aud
         changed.append(tags.AUDIT)
     with mlflow_errors(f"model {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         files = model_files.fetch(now, Path(folder) / "model")
-    changed += sorted(name for name in {*files, *subject.files} if files.get(name) != subject.files.get(name))
+    changed += sorted(name for name in {*files, *model.files} if files.get(name) != model.files.get(name))
     if changed:
         raise TamperError(
             f"gate: {version.label} has changed while it was judged ({', '.join(changed[:5])}); nothing was promoted, "
@@ -178,9 +180,11 @@ def _promote(version: ModelVersion, alias: str) -> None:
 
 
 def _source(data: Any) -> Data | None:
-    from auditor.data.source import open_data
+    if data is None:
+        return None
+    from auditor.data.source import open_data  # loads torch, which a stored audit does not need
 
-    return None if data is None else open_data(data)
+    return open_data(data)
 
 
 def _again(audit: Audit) -> Data:
@@ -200,8 +204,7 @@ def _again(audit: Audit) -> Data:
 
 
 def _fitting(
-    version: ModelVersion,
-    subject: Subject,
+    model: VersionModel,
     supplied: Audit | None,
     data: Data | None,
     *,
@@ -210,15 +213,16 @@ def _fitting(
     with_reliance: bool = False,
     **options: Any,
 ) -> Audit:
-    """Return an audit that is not stale: the one given, the stored one, or a new one."""
-    explainers, broken = attached_explainers(version, subject)
-    graph = tags.onnx_tag(version.tags)
-    graph_digest = graph.digest if graph is not None else ""
-    attached: dict[str, str | None] = {name: e.digest_ for name, e in explainers.items()} | dict.fromkeys(broken)
+    """Return an audit that is not stale: the one given, the stored one, or a new one. The graph is verified with it.
+
+    The model is loaded only where its files alone do not show that the audit is about it.
+    """
+    version = model.version
     if supplied is not None:
-        reason = stale_reason(supplied, ModelRecord.of(subject), attached, data, graph_digest)
+        reason = _stale(model, supplied, data)
         if reason:
             raise TamperError(f"gate: the audit given is stale: {reason}; audit {version.label} again.")
+        check_graph(version, model, supplied)
         return supplied
     stored = None if fresh else latest_audit(version)
     if stored is not None:
@@ -226,20 +230,47 @@ def _fitting(
         if current is not stored and store:
             store_audit(current, version)
         stored = current
-    record = ModelRecord.of(subject)
-    reason = "there is none" if stored is None else stale_reason(stored, record, attached, data, graph_digest)
+    reason = "there is none" if stored is None else _stale(model, stored, data)
     if not reason and with_reliance and stored is not None and stored.reliance is None:
         reason = "it does not say what the classes hang on, and the policy asks for it"
+    check_graph(version, model, None if reason else stored)
     if stored is not None and not reason:
         return stored
     if stored is not None:
-        _check_weights(version, subject, stored)
+        _check_weights(version, model.subject, stored)
     if data is None and stored is not None:
         data = _again(stored)
     if data is None:
         raise OptionError(f"gate: {version.label} has no stored audit; give --data DATA, or run auditor audit first.")
     log.info("auditing %s: of the stored audit, %s", version.label, reason)
-    return run_audit(version, data, store=store, fresh=fresh, subject=subject, **options)
+    return run_audit(version, data, store=store, fresh=fresh, subject=model.subject, **options)
+
+
+def _stale(model: VersionModel, audit: Audit, data: Data | None) -> str:
+    """Return why an audit is not about the version as it is now; a record that differs is read again by torch."""
+    graph = tags.onnx_tag(model.version.tags)
+    digest = graph.digest if graph is not None else ""
+    reason = stale_reason(audit, model.record, _digests(model, audit), data, digest)
+    if reason and not model.is_loaded:
+        model.load()
+        reason = stale_reason(audit, model.record, _digests(model, audit), data, digest)
+    return reason
+
+
+def _digests(model: VersionModel, audit: Audit) -> dict[str, str | None]:
+    """Return the digest of each explainer, None of one that does not verify or cannot be loaded.
+
+    Where one verifies that could not be loaded when the version was audited, it is loaded now.
+    """
+    digests: dict[str, str | None] = {}
+    for entry in list_attached(model.version, model=model):
+        digests[entry.name] = entry.digest if entry.verified else None
+        if entry.verified and entry.name in audit.explainers and audit.explainers[entry.name].get("digest") is None:
+            try:
+                load(model.version, entry.name, subject=model.subject)
+            except AuditError:
+                digests[entry.name] = None
+    return digests
 
 
 def _check_weights(version: ModelVersion, subject: Subject, stored: Audit) -> None:
@@ -255,8 +286,8 @@ def _check_weights(version: ModelVersion, subject: Subject, stored: Audit) -> No
         )
 
 
-def _same_task(a: Subject, b: Subject, name: str, baseline: str) -> None:
-    from auditor.release.drift import check_comparable
+def _same_task(a: ModelRecord, b: ModelRecord, name: str, baseline: str) -> None:
+    from auditor.release.same_task import check_comparable
 
     try:
         check_comparable(b, a)

@@ -32,11 +32,14 @@ class ModelRecord:
     files: Mapping[str, str]
     class_names: tuple[str, ...]
     output: str
+    input_shape: tuple[int, ...]
 
     @classmethod
     def of(cls, subject: Subject) -> ModelRecord:
         """Return the record of a model that is loaded."""
-        return cls(subject.identity, subject.files, subject.class_names, subject.output.name)
+        return cls(
+            subject.identity, subject.files, subject.class_names, subject.output.name, tuple(subject.input_shape)
+        )
 
     @property
     def digest(self) -> str:
@@ -64,10 +67,13 @@ class VersionModel:
     @property
     def subject(self) -> Subject:
         """The model itself, loaded at the first question."""
+        return self.load() if self._subject is None else self._subject
+
+    def load(self) -> Subject:
+        """Load the model; its own record counts from now on."""
         from auditor.plugins.registry.subjects import load_subject
 
-        if self._subject is None:
-            self._subject = load_subject(self.version, allow_pickle=self._allow_pickle)
+        self._subject = load_subject(self.version, allow_pickle=self._allow_pickle)
         return self._subject
 
     @property
@@ -116,6 +122,6 @@ def _read(path: Path, files: Mapping[str, str], notes: dict[str, Any]) -> ModelR
     weights = digest_of_weights(path / ARCHIVE)
     if weights is None:
         return None
-    class_names = notes.pop("class_names")
+    class_names, shape = notes.pop("class_names"), tuple(int(n) for n in notes["input_shape"])
     identity = Identity(weights, graph_digest(path / ARCHIVE), of_json(notes), of_json(class_names))
-    return ModelRecord(identity, files, tuple(str(name) for name in class_names), str(notes["output"]))
+    return ModelRecord(identity, files, tuple(str(name) for name in class_names), str(notes["output"]), shape)

@@ -25,12 +25,15 @@ from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import OnnxTag
 
 if TYPE_CHECKING:
+    from auditor.auditing.record import Audit
     from auditor.explainers.base import Explainer
+    from auditor.plugins.registry.model_record import VersionModel
     from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
 FILE = "explain.onnx"
+COMPARED = "onnx_compared"  # what an audit calls the digest of a graph that was compared with torch
 PROBES = (1, 4)  # images per pass when a graph is compared with torch at load
 
 
@@ -182,6 +185,41 @@ def check_export(
     return exported
 
 
+def check_graph(version: ModelVersion, model: VersionModel, audit: Audit | None) -> None:
+    """Verify the stored graph; its answers are compared with torch's unless the audit names it as compared.
+
+    The audit is one that was verified itself. A graph that was changed since has another digest.
+    """
+    tag = tags.onnx_tag(version.tags)
+    if tag is None:
+        return
+    if audit is None or audit.model.get(COMPARED) != tag.usable().digest:
+        check_export(version, model.subject)
+        return
+    from auditor.explainers.artifact import read_manifest
+
+    with mlflow_errors(f"the graph of {version.label}"), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+        path = version.download(tag.location, Path(folder))
+        read_manifest(path, digest=tag.digest, identity=model.record.identity, remedy=_remedy(version))
+
+
+def compared(version: ModelVersion, subject: Subject) -> str:
+    """Return the digest of the stored graph if it answers as the model does, else nothing: then nobody is told so."""
+    tag = tags.onnx_tag(version.tags)
+    if tag is None:
+        return ""
+    try:
+        check_export(version, subject)
+    except AuditError as error:
+        log.warning("the ONNX graph of %s was not compared with the model: %s", version.label, error)
+        return ""
+    return tag.digest
+
+
+def _remedy(version: ModelVersion) -> str:
+    return f"export it again: auditor export {version.label}"
+
+
 def compare_with_torch(exported: Exported, subject: Subject, label: str, explainers: Mapping[str, Explainer]) -> None:
     """Raise when a graph does not give torch's numbers on images that nobody could know before."""
     from auditor.explainers.onnx_export import compare, further_outputs
@@ -204,8 +242,7 @@ def read_export(version: ModelVersion, tag: OnnxTag, subject: Subject) -> Export
 
     with tempfile.TemporaryDirectory(prefix="auditor-") as folder:
         path = version.download(tag.location, Path(folder))
-        remedy = f"export it again: auditor export {version.label}"
-        artifact = read_artifact(path, digest=tag.digest, identity=subject.identity, remedy=remedy)
+        artifact = read_artifact(path, digest=tag.digest, identity=subject.identity, remedy=_remedy(version))
     manifest = artifact.manifest
     return Exported(
         digest=artifact.digest,

@@ -22,8 +22,8 @@ from auditor.plugins.registry.version_page import update
 
 if TYPE_CHECKING:
     from auditor.auditing.record import Audit
+    from auditor.plugins.registry.model_record import ModelRecord
     from auditor.release.gate import Gate
-    from auditor.subject.subject import Subject
 
 SCHEMA_VERSION = 1
 FILE = "verdict.json"
@@ -46,13 +46,13 @@ class StoredVerdict:
 def store_verdict(
     gate: Gate,
     version: ModelVersion,
-    subject: Subject,
+    model: ModelRecord,
     audit: Audit,
-    baseline: Subject | None = None,
+    baseline: ModelRecord | None = None,
     before_commit: Callable[[ModelVersion, StoredVerdict], object] | None = None,
 ) -> StoredVerdict:
     """Store a verdict beside the model; the tag is set last, after ``before_commit`` was called with the verdict."""
-    document = verdict_document(gate, version, subject, audit, baseline)
+    document = verdict_document(gate, version, model, audit, baseline)
     content = seal(document)
     digest = sha256(content)
     location = f"auditor/verdicts/{digest[:12]}"
@@ -83,7 +83,7 @@ def store_verdict(
 
 
 def verdict_document(
-    gate: Gate, version: ModelVersion, subject: Subject, audit: Audit, baseline: Subject | None
+    gate: Gate, version: ModelVersion, model: ModelRecord, audit: Audit, baseline: ModelRecord | None
 ) -> dict[str, Any]:
     """Return a verdict with the digests of all that was judged."""
     graph = tags.onnx_tag(version.tags)
@@ -91,8 +91,8 @@ def verdict_document(
         **gate.to_json(),
         "schema_version": SCHEMA_VERSION,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "model_digest": subject.digest,
-        "files": subject.files,
+        "model_digest": model.digest,
+        "files": dict(model.files),
         "explainers": {name: info.get("digest") for name, info in audit.explainers.items()},
         "onnx": graph.digest if graph is not None else "",
         "data_digest": audit.data["digest"],

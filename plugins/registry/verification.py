@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 from auditor.errors import AuditError, TamperError
 from auditor.plugins.registry import history, leftovers, tags
 from auditor.plugins.registry.attachments import Attached, list_attached
-from auditor.plugins.registry.audits import check_audit
+from auditor.plugins.registry.audits import check_audit, latest_audit
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
-from auditor.plugins.registry.onnx_exports import FILE, check_export
+from auditor.plugins.registry.model_record import VersionModel
+from auditor.plugins.registry.onnx_exports import FILE, check_graph
 from auditor.plugins.registry.studies import check_studies
-from auditor.plugins.registry.subjects import check_notes, load_subject
+from auditor.plugins.registry.subjects import check_notes
 from auditor.plugins.registry.verdicts import latest_verdict
 
 if TYPE_CHECKING:
+    from auditor.auditing.record import Audit
     from auditor.subject.subject import Subject
 
 
@@ -24,19 +26,20 @@ def verify(
 ) -> list[Attached]:
     """Return every attached explainer with its problem, and everything else of the version that has one.
 
-    ``subject`` saves loading the model again; its files are then not looked at.
+    ``subject`` saves reading the model again; its files are then not looked at. The model is loaded only where its
+    files alone do not show that it is the one that was fitted to and audited.
     """
     version = resolve(uri, registered=True)
+    model = VersionModel(version, allow_pickle, subject)
     results: list[Attached] = []
     try:
-        if subject is None:
-            subject = load_subject(version, allow_pickle=allow_pickle)
+        model.record  # noqa: B018  its files are compared with the pin
     except TamperError as error:
         results.append(Attached("model", "model", "", "", "", str(error)))
     else:
-        results = list_attached(version, subject=subject)
+        results = list_attached(version, model=model)
         try:
-            check_export(version, subject)
+            check_graph(version, model, _audit(version))
         except AuditError as error:
             results.append(Attached(FILE, "onnx", "", "auditor/exports", "", str(error)))
     for name, kind, check in (
@@ -55,6 +58,14 @@ def verify(
     for key in tags.altered(version.tags):
         results.append(Attached(key, "tag", "", "", "", f"the tag {key} is not as it was written; restore it."))
     return results
+
+
+def _audit(version: ModelVersion) -> Audit | None:
+    """Return the stored audit if it verifies; what is wrong with it is reported by itself."""
+    try:
+        return latest_audit(version)
+    except AuditError:
+        return None
 
 
 def _problem(version: ModelVersion, check: Callable[[ModelVersion], object]) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from auditor import fit, open_data, plugins
 from auditor.errors import OptionError, TamperError
-from auditor.plugins.registry import gates, tags
+from auditor.plugins.registry import gates, subjects, tags
 from auditor.plugins.registry.gates import run_gate
 from auditor.plugins.registry.location import resolve, set_tag
 from auditor.plugins.registry.onnx_exports import export
@@ -178,7 +178,7 @@ def test_a_tampered_graph_with_the_right_digests_is_neither_judged_nor_verified(
 def test_another_graph_makes_the_audit_stale(version, monkeypatch):
     uri, _, policy = version
     current = resolve(uri)
-    monkeypatch.setattr(gates, "check_export", lambda *_: None)
+    monkeypatch.setattr(gates, "check_graph", lambda *_: None)
     ran = []
     monkeypatch.setattr(gates, "run_audit", lambda *a, **k: ran.append(a) or plugins.latest_audit(uri))
     run_gate(uri, policy)
@@ -241,7 +241,7 @@ def test_other_weights_than_those_audited_are_no_reason_to_audit_again(version, 
     run_gate(uri, policy)
     current = resolve(uri)
     mlflow.MlflowClient().delete_model_version_tag(current.name, current.version, tags.MODEL)
-    real, before = gates.load_subject, dict(resolve(uri).tags)
+    real, before = subjects.load_subject, dict(resolve(uri).tags)
 
     def tampered(*args, **options):
         subject = real(*args, **options)
@@ -249,7 +249,7 @@ def test_other_weights_than_those_audited_are_no_reason_to_audit_again(version, 
             next(iter(subject.module.parameters())).mul_(1.5)
         return subject
 
-    monkeypatch.setattr(gates, "load_subject", tampered)
+    monkeypatch.setattr(subjects, "load_subject", tampered)
     for given in (None, data):
         with pytest.raises(TamperError, match=r"has other weights than when it was audited .* Nothing was stored"):
             run_gate(uri, policy, data=given)

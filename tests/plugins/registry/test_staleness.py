@@ -28,7 +28,7 @@ def audit(**changed):
 
 
 def record(identity=MODEL, class_names=("x", "y"), files=None):
-    return ModelRecord(identity, files or {}, class_names, "softmax")
+    return ModelRecord(identity, files or {}, class_names, "softmax", (1, 8, 8))
 
 
 RECORD = record()
