@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -18,9 +19,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
+from torch.export import exported_program
 
 from auditor import Subject, open_data
 from auditor.demo import train_digits
+
+# torch lists all its composite operations twice for each graph that is traced, a third of the time of a small one
+exported_program._collect_all_valid_cia_ops = functools.cache(exported_program._collect_all_valid_cia_ops)
 
 
 @pytest.fixture(scope="session")

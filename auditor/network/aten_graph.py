@@ -25,6 +25,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx.node import map_arg
 
 from auditor.errors import LayerError, ModelError, ShapeError
+from auditor.network.pointwise_convolution import conv2d
 from auditor.subject.layer_calls import split_call
 from auditor.subject.subject import Subject
 
@@ -156,9 +157,8 @@ class AtenGraph:
     def _read(cls, program: ExportedProgram, prefix: str) -> AtenGraph:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            rules = torch.export.default_decompositions()
             # functional: no operation writes into its input
-            program = program.run_decompositions({op: rules[op] for op in COMPOSITE if op in rules})
+            program = program.run_decompositions(dict(_decompositions()))
         nodes = list(program.graph.nodes)
         by_name = {node.name: node for node in nodes if node.op == "placeholder"}
         constants: dict[Node, Tensor] = {}
@@ -260,6 +260,17 @@ class AtenGraph:
 
         ``given`` are values of an earlier pass over the same images: what only they need is not computed again.
         """
+        with torch.no_grad():
+            return self.evaluate(x, until, pinned, given)
+
+    def evaluate(
+        self,
+        x: Tensor,
+        until: Node | None = None,
+        pinned: frozenset[Node] = frozenset(),
+        given: Mapping[Node, Tensor] | None = None,
+    ) -> Values:
+        """Return what ``run`` does, differentiable where gradients are enabled."""
         if tuple(x.shape[1:]) != self.shape:
             raise ShapeError(
                 f"AtenGraph.run: the graph was traced for images of shape {self.shape}, got {tuple(x.shape[1:])}. "
@@ -270,11 +281,10 @@ class AtenGraph:
         values: Values = {self.input: x, **self.constants, **(given or {})}
         needed = self.before(until or self.output, given or ())
         fold = {n.args[0]: n for n in needed if self.folds(n, pinned)}
-        with torch.no_grad():
-            for node in self.steps:
-                if node not in needed or node in fold or node in values:
-                    continue  # a folded convolution is run by its batch norm
-                values[node] = self.compute(node, values, pinned)
+        for node in self.steps:
+            if node not in needed or node in fold or node in values:
+                continue  # a folded convolution is run by its batch norm
+            values[node] = self.compute(node, values, pinned)
         return values
 
     def compute(self, node: Node, values: Values, pinned: frozenset[Node] = frozenset()) -> Any:
@@ -283,7 +293,11 @@ class AtenGraph:
             linear = node.args[0]
             weight, bias = self.weights(node, pinned)
             x, _, _, *rest = _padded_args(linear)
-            return (linear.target(values[x], weight, bias, *rest),)
+            convolve = conv2d if linear.target is aten.conv2d.default else linear.target
+            return (convolve(values[x], weight, bias, *rest),)
+        if node.target is aten.conv2d.default and not node.kwargs:
+            x, weight, bias, *rest = map_arg(_padded_args(node), values.__getitem__)  # type: ignore[arg-type]
+            return conv2d(x, weight, bias, *rest)
         return call(node, values.__getitem__)
 
     def folds(self, node: Node, pinned: frozenset[Node] = frozenset()) -> bool:
@@ -388,6 +402,11 @@ def graph_of(subject: Subject) -> AtenGraph:
     return _GRAPHS[subject][1]
 
 
+def is_traced(subject: Subject) -> bool:
+    """Whether ``graph_of`` has the graph at hand."""
+    return subject in _GRAPHS and _GRAPHS[subject][0] == (subject.device, subject.dtype)
+
+
 def _node_of_equal_value(
     subject_ref: weakref.ref[Subject], graph_ref: weakref.ref[AtenGraph], name: str
 ) -> Node | None:
@@ -470,6 +489,13 @@ def _remember_layers(node: Node, prefix: str) -> None:
         elif not prefix:
             calls[name] = call
     node.meta["layers"], node.meta["calls"] = tuple(calls), calls
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """Return what torch makes of the composite operations; its table is filled anew, slowly, for each who asks."""
+    rules = torch.export.default_decompositions()
+    return {op: rules[op] for op in COMPOSITE if op in rules}
 
 
 def _first_line(err: Exception) -> str:
