@@ -15,6 +15,7 @@ AuditError                      base: one sentence: where, what was wanted, what
 │       └── SignatureError      a signature that is missing, of nobody trusted, or of something else
 ├── StudyError                  a study that cannot be drawn or served, or whose answers are not there
 │   └── AnswerError             an answer of a participant that is not taken; its ``code`` says why, in a word
+├── ClusterError                a cluster that does not answer, runs other versions, or has no workers left
 └── RegistryError               the MLflow server is out of reach, or refused what was asked
 """
 
@@ -83,6 +84,10 @@ class AnswerError(StudyError):
     def __init__(self, message: str, code: str = "bad_answer") -> None:
         super().__init__(message)
         self.code = code
+
+
+class ClusterError(AuditError):
+    """A cluster that does not answer, runs other versions, or has no workers left."""
 
 
 class RegistryError(AuditError):

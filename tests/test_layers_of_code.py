@@ -66,8 +66,8 @@ MAY_USE = {
     "metrics": "errors, progress, subject, network, data, perturbation, kernels/networks, kernels/factorization",
     "stability": "errors, progress, subject, network, data, attribution, metrics, kernels/networks",
     "training": "errors, progress, subject, data, kernels/admm, kernels/factorization",
-    "explainers": "errors, progress, pages, subject, network, data, perturbation, attribution, metrics, stability, "
-    "kernels/factorization",
+    "explainers": "errors, progress, pages, subject, network, data, runners, perturbation, attribution, metrics, "
+    "stability, kernels/factorization",
     "explainers/nmf": "explainers and what it may use, kernels/factorization",
     "explainers/coupled": "explainers and what it may use, kernels/factorization, kernels/networks",
     "explainers/xnn": "explainers and what it may use, kernels/networks",
@@ -75,7 +75,8 @@ MAY_USE = {
     "explainers/deepfacto": "explainers and what it may use, training, kernels/factorization",
     "explainers/rde": "explainers and what it may use, kernels/frank_wolfe",
     "study": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, explainers",
-    "reliance": "errors, progress, subject, network, data, perturbation, attribution, metrics, stability, explainers",
+    "reliance": "errors, progress, subject, network, data, runners, perturbation, attribution, metrics, stability, "
+    "explainers",
     "auditing": "reliance and what it may use",
     "release": "auditing and what it may use, kernels/factorization, kernels/networks",
     "reports": "release and what it may use, study, pages",

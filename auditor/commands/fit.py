@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.config_file import CONFIG
 from auditor.commands.group import (
     JSON,
@@ -81,6 +82,7 @@ class OfKind(click.Command):
     default=None,
     help="Also store the version's ONNX graph, for auditor serve.  [default: when there is one already]",
 )
+@CLUSTER
 @SEED
 @PICKLE
 @SIGN_KEY
@@ -102,6 +104,7 @@ def fit(
     dry_run: bool,
     register: bool,
     export: bool | None,
+    cluster: str | None,
     seed: int,
     allow_pickle: bool,
     as_json: bool,
@@ -114,6 +117,7 @@ def fit(
     from auditor.plugins.registry.attachments import check_name
     from auditor.plugins.registry.lineage import register_network
     from auditor.plugins.registry.location import resolve
+    from auditor.runners.cluster import counted_work
 
     cls = explainer_class(kind)
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
@@ -124,7 +128,7 @@ def fit(
     version = resolve(model, registered=not dry_run)  # once, before minutes of fitting
     with waiting(f"loading {model}"):
         subject = load_subject(version, allow_pickle=allow_pickle or None)
-    with Bar() as bar:
+    with counted_work(cluster) as work, Bar() as bar:
         explainer = cls(config).fit(subject, source, bar)
     explainer.name = name
     digest = registered = None
@@ -140,7 +144,7 @@ def fit(
             registered = register_network(explainer, version, subject=subject)
         now_holds(f"{name!r} is attached and its network registered as {registered}")
     if as_json:
-        say(as_text({**_about(explainer, digest), **({"registered": registered} if register else {})}))
+        say(as_text({**_about(explainer, digest), **work, **({"registered": registered} if register else {})}))
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
     headline = f"{kind} {name!r}{_of_layer(explainer)} {done}" + (f" ({digest[:12]})" if digest else "")

@@ -71,6 +71,8 @@ class Layout(ABC):
 class ShardedData(Data):
     """A source of shards. Reading all of a shard makes its digest; nothing is read a second time for that."""
 
+    reads_runs = True
+
     def __init__(self, spec: str, layout: Layout, address: str, **options: Any) -> None:
         super().__init__(spec, **options)
         self.layout, self.address = layout, address
@@ -156,6 +158,7 @@ class ShardedData(Data):
                 continue
             leaf = merkle.Leaf() if len(chosen) == len(shard) and self._leaf(shard) is None else None
             for row, content in zip(chosen, self.layout.read(shard, chosen), strict=True):
+                self.read_bytes += size_of(content)
                 if leaf is not None:
                     leaf.add(self._id(row), self.layout.labels.text(row), sha256_of(content))
                 yield row, content
@@ -163,6 +166,13 @@ class ShardedData(Data):
                 self._leaves[shard.index] = leaf.hexdigest()
 
     # the digest
+
+    def mark(self, start: int, stop: int) -> str:
+        """Return a text over the marks of all shards that the positions lie in."""
+        rows = self.sample.rows[start:stop]
+        first, last = (int(np.searchsorted(self._starts, row, side="right")) - 1 for row in (rows[0], rows[-1]))
+        marks = [self._mark(shard) for shard in self.shards[first : last + 1]]
+        return hashlib.sha256(" ".join([*marks, str(rows.tobytes())]).encode()).hexdigest() if all(marks) else ""
 
     @property
     def leaves(self) -> Mapping[int, str]:
@@ -226,6 +236,13 @@ def sha256_of(content: Content) -> bytes:
         return hashlib.sha256(content).digest()
     array = as_array(content)
     return hashlib.sha256(f"{array.dtype}|{array.shape}|".encode() + np.ascontiguousarray(array).tobytes()).digest()
+
+
+def size_of(content: Content) -> int:
+    """Return how many bytes an image's content has."""
+    if isinstance(content, Unreadable):
+        return 0
+    return len(content) if isinstance(content, bytes) else int(content.nbytes)
 
 
 def reason(error: DataError) -> str:

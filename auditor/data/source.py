@@ -98,6 +98,7 @@ class Data(ABC):
         self.spec, self.strict, self.limit, self.seed, self.label_table = spec, strict, limit, seed, label_table
         self.class_names: tuple[str, ...] | None = None
         self.skipped: dict[str, str] = {}
+        self.read_bytes = 0  # of the content of images, by this process
         self._warned = False
         self._is_matching_shown = True
         self._matched: tuple[tuple[str, ...], LabelMatching] | None = None
@@ -179,6 +180,10 @@ class Data(ABC):
     def add_leaves(self, leaves: Mapping[int, str]) -> None:
         """Take the digests of shards that other processes have read, so that nothing is read again for ``digest``."""
         return
+
+    def mark(self, start: int, stop: int) -> str:
+        """Return a text that changes when the images at these positions do; "" where none is known."""
+        return self.digest
 
     def add_skipped(self, skipped: Mapping[str, str]) -> None:
         """Take the images that other processes could not read, with the reasons."""

@@ -220,6 +220,8 @@ class LocalStore(Store):
 class FarStore(Store):
     """Files behind an address that fsspec knows, each reading tried again until its patience ends."""
 
+    noun = "data"  # what messages call it
+
     def __init__(self, address: str, spec: str) -> None:
         super().__init__(address.rstrip("/"), spec)
         self.patience_s = _patience()
@@ -271,7 +273,7 @@ class FarStore(Store):
         """Return what is known of one file."""
         entry = self.patiently(lambda: self.system.info(self._path(name)), name)
         if entry.get("type") == "directory":
-            raise DataError(f"data {self.spec}: {name or 'it'} is a folder, want a file.")
+            raise DataError(f"{self.noun} {self.spec}: {name or 'it'} is a folder, want a file.")
         return Stored(name, int(entry.get("size") or 0), mark_of(entry))
 
     def read(self, name: str, start: int, stop: int) -> bytes:
@@ -329,18 +331,18 @@ class FarStore(Store):
                     raise
                 why = self._why(error)
                 if why is not None:
-                    raise DataError(f"data {self.spec}: {name} {why}") from error
+                    raise DataError(f"{self.noun} {self.spec}: {name} {why}") from error
                 waited = time.monotonic() - began
                 has_met = self._has_answered or _s3_status(error) is not None
                 patience_s = self.patience_s if has_met else min(self.patience_s, FIRST_CONTACT_S)
                 if waited + pause > patience_s:
                     raise DataError(
-                        f"data {self.spec}: {name} could not be read within {patience_s:.0f} s, the last answer "
+                        f"{self.noun} {self.spec}: {name} could not be read within {patience_s:.0f} s, the last answer "
                         f"was: {short(error)}; try again later, or check the address and the endpoint."
                     ) from error
                 if not self._has_warned and waited > 1:
                     self._has_warned = True
-                    log.warning("data %s: the store fails for now (%s); trying on.", self.spec, short(error))
+                    log.warning("%s %s: the store fails for now (%s); trying on.", self.noun, self.spec, short(error))
             time.sleep(pause)
             pause = min(pause * 1.8, 5.0)
 
@@ -350,8 +352,8 @@ class FarStore(Store):
         status = getattr(error, "status", None) or _s3_status(error)
         if isinstance(error, PermissionError) or status in (401, 403):
             return (
-                f"may not be read: no permission ({short(error)}); check the credentials, and that they allow to list "
-                "and to read."
+                f"may not be used: no permission ({short(error)}); check the credentials, and that they allow to list "
+                "and to read there, or to write."
             )
         if "credential" in kind.lower() or "credential" in text:
             return f"needs credentials ({short(error)}); set those of the store in the environment."

@@ -282,7 +282,7 @@ class Unpacked(gzip.GzipFile):
 
     def read(self, size: int | None = -1) -> bytes:
         """Return bytes of the tar."""
-        if self.tell() > self._most:
+        if self.tell() + max(0, size or 0) > self._most:
             raise tarfile.ReadError(f"it unpacks to more than {self._most:,} bytes")
         return super().read(size)
 

@@ -1,5 +1,5 @@
 """The contract of an explainer, and what all kinds share: explanation, artifact, gallery, contributions, export.
 
-May use: errors, progress, pages, subject, network, data, perturbation, attribution, metrics, stability,
+May use: errors, progress, pages, subject, network, data, runners, perturbation, attribution, metrics, stability,
 kernels/factorization.
 """

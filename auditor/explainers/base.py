@@ -31,6 +31,7 @@ from auditor.explainers.kinds import find_kind, installed_kinds
 from auditor.explainers.notebook import explainer_html, shown
 from auditor.explainers.standing_in import shortcomings
 from auditor.progress import Progress, as_callback, silent
+from auditor.subject import travel
 from auditor.subject.identity import Identity
 from auditor.subject.subject import Subject
 
@@ -137,6 +138,7 @@ class Explainer(ABC):
         self.metrics: dict[str, float] = {}
         self.layer_: str | None = None
         self.subject_digest_: str | None = None
+        self.origin: Callable[[], Explainer] | None = None  # how another process gets it, where a registry has it
         self.identity_: Identity | None = None  # of the subject; None: fitted by a release that kept the weights' only
         self.data_digest_: str | None = None
         self.content_digest_: str | None = None  # of the whole source; None: rows are counted as they were read
@@ -397,6 +399,12 @@ class Explainer(ABC):
         predicted: list[int] = logits.argmax(1).tolist()
         return [p if t is None else subject.class_index(t) for t, p in zip(chosen, predicted, strict=True)]
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Travel to another process, which loads it by its origin where a registry has it."""
+        if self.origin is None or self.digest_ is None:
+            return super().__reduce_ex__(protocol)
+        return arrive, (self.origin, self.digest_, self.name, self.labels)
+
     def save(self, folder: str | Path, subject: Subject | None = None) -> str:
         """Write the artifact and return its digest; the same seed and input give the same bytes.
 
@@ -444,6 +452,24 @@ class Explainer(ABC):
         """Read an artifact of any kind after verifying every checksum, and the subject's digest when given."""
         artifact = read_artifact(folder, digest=digest, identity=subject.identity if subject else None)
         return _restore(artifact)
+
+
+def arrive(origin: Callable[[], Explainer], digest: str, name: str, labels: dict[int, str]) -> Explainer:
+    """Return the explainer of an origin, loaded once in this process; one of another digest is refused."""
+
+    def load() -> Explainer:
+        explainer = origin()
+        if explainer.digest_ != digest:
+            raise TamperError(
+                f"explainer {name!r} was loaded by a worker with digest {str(explainer.digest_)[:12]}, and the command "
+                f"that asks has {digest[:12]}: it was attached again meanwhile; run the command again."
+            )
+        explainer.origin = origin
+        return explainer
+
+    explainer = travel.once(f"explainer {digest} {name}", load)
+    explainer.name, explainer.labels = name, labels
+    return explainer
 
 
 def _restore(artifact: Artifact) -> Explainer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from auditor.data.source import Batch, Data
 from auditor.errors import NumericsError
 from auditor.progress import Progress
+from auditor.runners.image_runs import counted, over_batches
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -56,6 +58,27 @@ class Reservoir:
         self._columns, self._keys, self._held = [columns.contiguous()], [keys], keys.numel()
 
 
+@dataclass(frozen=True)
+class LayerPass:
+    """Runs the network on a batch up to its logits, and keeps what one layer puts out."""
+
+    layer: str
+    with_images: bool
+
+    def __call__(self, subject: Subject, batch: Batch, positions: Tensor) -> tuple[Batch, Tensor, Tensor]:
+        """Return the batch, its logits and activations; NaN and infinite activations are an error."""
+        with torch.no_grad():
+            logits, activations = subject.run(subject.in_fast_layout(batch.images), [self.layer])
+        z = activations[self.layer].contiguous()
+        bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
+        if bad:
+            raise NumericsError(
+                f"layer {self.layer!r}: {bad} of {len(batch)} images give NaN or infinite activations (batch that "
+                f"starts with {batch.ids[0]}); correct the model or its preprocessing first."
+            )
+        return batch if self.with_images else replace(batch, images=batch.images[:, :0]), logits, z
+
+
 def harvest(
     subject: Subject,
     data: Data,
@@ -63,27 +86,22 @@ def harvest(
     *,
     batch_size: int,
     progress: Progress,
+    with_images: bool = True,
 ) -> Iterator[tuple[Batch, slice, Tensor, Tensor]]:
     """Yield batch, its rows of the data, logits and activations; NaN and infinite activations are an error.
 
-    A pass takes ``batch_size`` images, fewer where they are large, in the layout that a CPU convolves fastest.
+    A pass takes ``batch_size`` images, fewer where they are large, in the layout that a CPU convolves fastest. Whoever
+    needs no pixels says so, since they travel where a cluster does the passes.
     """
-    start, total = 0, len(data)
+    start = 0
     at_once = max(8, MOST_NUMBERS // math.prod(subject.input_shape))
-    with torch.no_grad():
-        for batch in data.batches(subject, min(batch_size, at_once)):
-            logits, activations = subject.run(subject.in_fast_layout(batch.images), [layer])
-            z = activations[layer].contiguous()
-            bad = int((~torch.isfinite(z)).flatten(1).any(1).sum())
-            if bad:
-                raise NumericsError(
-                    f"layer {layer!r}: {bad} of {len(batch)} images give NaN or infinite activations (batch that "
-                    f"starts with {batch.ids[0]}); correct the model or its preprocessing first."
-                )
-            rows = slice(start, start + len(batch))
-            start = rows.stop
-            progress("reading activations", start, total)
-            yield batch, rows, logits, z
+    report = counted(progress, "reading activations", len(data))
+    work = LayerPass(layer, with_images)
+    for part in over_batches(work, subject, data, batch_size=min(batch_size, at_once), progress=report):
+        batch, logits, z = part.given
+        rows = slice(start, start + len(batch))
+        start = rows.stop
+        yield batch, rows, logits.to(subject.device), z.to(subject.device)
 
 
 def as_columns(layout: Layout, z: Tensor) -> Tensor:

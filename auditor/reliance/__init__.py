@@ -2,7 +2,8 @@
 
 `measure` takes a model and labelled images, `judge` says in words what was found, `metrics_of` gives the numbers.
 
-May use: errors, progress, subject, network, data, perturbation, attribution, metrics, stability, explainers.
+May use: errors, progress, subject, network, data, runners, perturbation, attribution, metrics, stability,
+explainers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from auditor.data.source import Batch, Data
 from auditor.progress import Progress
-from auditor.runners.runner import Result, current
+from auditor.runners.runner import Counted, Result, current
 from auditor.subject.subject import Subject
 
 RUN = 256  # images of a run, more where shards of the source are longer
@@ -42,14 +42,21 @@ class ImageRun:
     batches: tuple[tuple[Batch, Tensor], ...] = ()  # with the positions of the images
 
 
-@dataclass
-class RunResult(Generic[Result]):
-    """What the batches of a run gave, with the number of images of each, and what was learned of the source."""
+@dataclass(frozen=True)
+class OfBatch(Generic[Result]):
+    """What one batch gave."""
 
-    given: list[tuple[int, Result]] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
+    n: int
+    positions: Tensor
+    given: Result
+
+
+@dataclass(frozen=True)
+class EndOfRun(Counted):
+    """What was learned of the source while a run was read."""
+
+    skipped: Mapping[str, str] = field(default_factory=dict)
     leaves: Mapping[int, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,25 +68,30 @@ class RunWork(Generic[Result]):
     data: Data | None
     batch_size: int
 
-    def __call__(self, run: ImageRun) -> RunResult[Result]:
-        """Return what the batches of the run give."""
-        result: RunResult[Result] = RunResult()
-        began = time.perf_counter()
-        for batch, positions in run.batches if self.data is None else self._read(self.data, run, result):
-            result.given.append((len(batch), self.work(self.subject, batch, positions)))
-        result.seconds = time.perf_counter() - began
-        return result
+    def __call__(self, run: ImageRun) -> Iterator[OfBatch[Result] | EndOfRun]:
+        """Yield what the batches of the run give, then what there is to say of the run."""
+        began, n = time.perf_counter(), 0
+        part = None if self.data is None else self.data.run(run.start, run.stop)
+        before = (set[str](), set[int](), 0) if part is None else (set(part.skipped), set(part.leaves), part.read_bytes)
+        for batch, positions in run.batches if part is None else read_run(part, run, self.subject, self.batch_size):
+            n += len(batch)
+            yield OfBatch(len(batch), positions, self.work(self.subject, batch, positions))
+        seconds = time.perf_counter() - began
+        if part is None:
+            yield EndOfRun(n, 0, seconds)
+            return
+        skipped = {name: why for name, why in part.skipped.items() if name not in before[0]}
+        leaves = {index: leaf for index, leaf in part.leaves.items() if index not in before[1]}
+        yield EndOfRun(n, part.read_bytes - before[2], seconds, skipped, leaves)
 
-    def _read(self, data: Data, run: ImageRun, result: RunResult[Result]) -> Iterator[tuple[Batch, Tensor]]:
-        part = data.run(run.start, run.stop)
-        skipped, leaves = set(part.skipped), set(part.leaves)
-        at = run.start
-        for batch in part.batches(self.subject, self.batch_size):
-            positions = data.positions(batch.ids, at)
-            at = int(positions[-1]) + 1
-            yield batch, positions
-        result.skipped = {name: why for name, why in part.skipped.items() if name not in skipped}
-        result.leaves = {index: leaf for index, leaf in part.leaves.items() if index not in leaves}
+
+def read_run(part: Data, run: ImageRun, subject: Subject, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:
+    """Yield the batches of a run with the positions of their images in the sample; ``part`` is ``data.run(…)``."""
+    at = 0
+    for batch in part.batches(subject, batch_size):
+        positions = part.positions(batch.ids, at)
+        at = int(positions[-1]) + 1
+        yield batch, positions + run.start
 
 
 def over_batches(
@@ -89,24 +101,25 @@ def over_batches(
     *,
     batch_size: int,
     progress: Callable[[int], None] = lambda done: None,
-) -> Iterator[tuple[int, Result]]:
-    """Yield, in the order of the images, the number of images of every batch and what ``work`` makes of it.
+) -> Iterator[OfBatch[Result]]:
+    """Yield, in the order of the images, what ``work`` makes of every batch.
 
     ``progress`` hears how many images are done. A source without one readable image is an error.
     """
     runner, n_read = current(), 0
     data.announce(subject)
     if data.reads_runs:
-        shared, runs = data, _cut(data)
+        shared, runs = data, cut(data)
     else:
-        shared, runs = None, _read_here(data, subject, batch_size, RUN if runner.is_remote else 1)
-    for result in runner.map(RunWork(work, subject, shared, batch_size), runs):
-        data.add_skipped(result.skipped)
-        data.add_leaves(result.leaves)
-        for n, given in result.given:
-            n_read += n
-            progress(n_read)
-            yield n, given
+        shared, runs = None, read_here(data, subject, batch_size, RUN if runner.is_remote else 1)
+    for part in runner.stream(RunWork(work, subject, shared, batch_size), runs):
+        if isinstance(part, EndOfRun):
+            data.add_skipped(part.skipped)
+            data.add_leaves(part.leaves)
+            continue
+        n_read += part.n
+        progress(n_read)
+        yield part
     data.check_any_read(n_read)
     data.warn_skipped()
 
@@ -116,7 +129,7 @@ def counted(progress: Progress, stage: str, total: int) -> Callable[[int], None]
     return lambda done: progress(stage, done, total)
 
 
-def _cut(data: Data) -> Iterator[ImageRun]:
+def cut(data: Data) -> Iterator[ImageRun]:
     """Cut the sample at shards of the source, so that a shard is read by one worker and its digest made on the way."""
     edges = np.searchsorted(data.sample.rows, [shard.stop for shard in data.shards]).tolist()
     start = 0
@@ -126,8 +139,8 @@ def _cut(data: Data) -> Iterator[ImageRun]:
             start = edge
 
 
-def _read_here(data: Data, subject: Subject, batch_size: int, at_once: int) -> Iterator[ImageRun]:
-    """Read the source in this process, in full batches, and give about so many images at once."""
+def read_here(data: Data, subject: Subject, batch_size: int, at_once: int) -> Iterator[ImageRun]:
+    """Read the source in this process, in full batches, and yield about so many images at once."""
     held: list[tuple[Batch, Tensor]] = []
     start = at = n_bytes = 0
     for batch in data.batches(subject, batch_size):

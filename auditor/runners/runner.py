@@ -1,6 +1,6 @@
-"""Runner: calls one function for many items and gives the results in the order of the items.
+"""Runner: calls one function for many items and gives what it yields in the order of the items.
 
-What is fitted or measured asks `current` for the runner and maps over it; ``using(runner)`` says which that is. A
+What is fitted or measured asks `current` for the runner and streams over it; ``using(runner)`` says which that is. A
 function that runs on another machine travels there with everything it holds, so it is a frozen dataclass of the
 subject, tensors and numbers that it needs, with ``__call__(item)``.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,6 +39,15 @@ class Tally:
         """Return the share of a worker."""
         return self.workers.setdefault(worker, Share())
 
+    def add(self, worker: str, part: Any) -> None:
+        """Count a part that says how much it was."""
+        if isinstance(part, Counted):
+            share = self.of(worker)
+            share.items += 1
+            share.images += part.images
+            share.read_bytes += part.read_bytes
+            share.seconds += part.seconds
+
     def to_json(self, elapsed_s: float) -> dict[str, Any]:
         """Return images per second in all and per worker, and the bytes that they read.
 
@@ -54,6 +63,7 @@ class Tally:
             "lost": list(self.lost),
             "workers": {
                 name: {
+                    "items": share.items,
                     "images": share.images,
                     "seconds": round(share.seconds, 3),
                     "images_per_second": round(share.images / share.seconds, 3) if share.seconds > 0 else None,
@@ -62,6 +72,26 @@ class Tally:
                 for name, share in sorted(self.workers.items())
             },
         }
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A part that says how much an item was: images, bytes that were read for them, seconds."""
+
+    images: int = 0
+    read_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class One(Generic[Item, Result]):
+    """A function of one result per item, as one that yields."""
+
+    work: Callable[[Item], Result]
+
+    def __call__(self, item: Item) -> Iterator[Result]:
+        """Yield the result."""
+        yield self.work(item)
 
 
 class Runner(ABC):
@@ -80,8 +110,16 @@ class Runner(ABC):
         """Whether items leave this process, so that what they bring must be small."""
 
     @abstractmethod
+    def stream(self, work: Callable[[Item], Iterator[Result]], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield all that ``work(item)`` yields for every item, in the order of the items; few results wait."""
+
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield ``work(item)`` for every item, in the order of the items; few results wait at any time."""
+        """Yield ``work(item)`` for every item, in the order of the items.
+
+        >>> list(LocalRunner().map(abs, [-1, 2]))
+        [1, 2]
+        """
+        return self.stream(One(work), items)
 
 
 class LocalRunner(Runner):
@@ -100,13 +138,12 @@ class LocalRunner(Runner):
         """No."""
         return False
 
-    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """Yield ``work(item)`` for every item, each when it is asked for.
-
-        >>> list(LocalRunner().map(abs, [-1, 2]))
-        [1, 2]
-        """
-        return (work(item) for item in items)
+    def stream(self, work: Callable[[Item], Iterator[Result]], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield all of one item after the other, each part when it is asked for."""
+        for item in items:
+            for result in work(item):
+                self.tally.add("this process", result)
+                yield result
 
 
 _CURRENT: ContextVar[Runner | None] = ContextVar("runner", default=None)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from auditor.errors import AuditError, LayerError, ModelError, OptionError, ShapeError
+from auditor.subject import travel
 from auditor.subject.identity import Identity, of_json, of_weights
 from auditor.subject.layer_calls import on_call, split_call
 from auditor.subject.layer_discovery import probe
@@ -88,6 +89,8 @@ class Subject:
         self.class_names: tuple[str, ...] = ()
         self._try_out(class_names if class_names is not None else steps.class_names, output)
         self._layer = layer
+        self.origin: Callable[[], Subject] | None = None  # how another process gets it, where a registry has it
+        self._is_changed = False  # whether its weights may differ from those that its digest is of
 
     def __repr__(self) -> str:
         label = f"{self.name or type(self.module).__name__}{'/' + self.version if self.version else ''}"
@@ -185,8 +188,43 @@ class Subject:
             name=self.name,
             version=self.version,
         )
-        other._identity, other._layers = self.identity, self.layers()
+        other._layers = self.layers()
+        other.goes_by(self.identity)
         return other
+
+    # in other processes
+
+    def goes_by(self, identity: Identity) -> None:
+        """Take the identity of a subject whose weights these were."""
+        self._identity, self._is_changed = identity, True
+
+    def arrived(self, device: str, layers: list[Layer] | None) -> Subject:
+        """Return self, on a device, with layers that another process has looked at already."""
+        if device != "cpu":
+            self.to(device)
+        self._layers = layers if self._layers is None else self._layers
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process, which loads it by its origin, or builds it of the module again."""
+        pre = self.preprocessing
+        options = {
+            "input_shape": self.input_shape,
+            "class_names": self.class_names,
+            "mean": pre.mean,
+            "std": pre.std,
+            "resize": pre.resize,
+            "output": self.output.name,
+            "layer": self._layer,
+            "name": self.name,
+            "version": self.version,
+            "graph": self._graph,
+            "files": self.files,
+        }
+        device, layers = str(self.device), self._layers
+        if self._is_changed:
+            return travel.arrive_changed, (travel.Built(self.module, options), self.identity, device, layers)
+        return travel.arrive, (self.origin or travel.Built(self.module, options), self.digest, device, layers)
 
     # running it
 

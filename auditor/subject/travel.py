@@ -1,7 +1,7 @@
 """Travel: how a subject gets to another process, where it is loaded once and must be the one that was sent.
 
 A subject from a registry is loaded there again by its ``origin``; one that a program built travels as its module.
-Subjects stay in the process that they came to, the last few of them, so that later work finds them.
+What arrived stays in the process, the last few of each, so that later work finds it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -20,10 +20,10 @@ from auditor.errors import TamperError
 if TYPE_CHECKING:
     from auditor.subject.subject import Subject
 
-MOST = 6  # subjects that stay in a process
-Origin = Callable[[], "Subject"]
-_here: OrderedDict[str, Subject] = OrderedDict()
-_lock = threading.Lock()
+T = TypeVar("T")
+MOST = 64  # subjects and explainers that stay in a process
+_here: OrderedDict[str, Any] = OrderedDict()
+_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -40,27 +40,40 @@ class Built:
         return Subject(self.module, **self.options)
 
 
-def arrive(origin: Origin, digest: str, device: str, is_exact: bool) -> Subject:
-    """Return the subject of an origin in this process; one of another digest than was sent is refused.
-
-    ``is_exact`` is false for a twin whose weights were changed on purpose: it keeps the digest of its original.
-    """
+def once(key: str, load: Callable[[], T]) -> T:
+    """Return what is kept under a key in this process; it is loaded at the first call."""
     with _lock:
-        subject = _here.get(digest) if is_exact else None
-        if subject is not None:
-            _here.move_to_end(digest)
-            return subject
-    subject = origin()
-    if is_exact and subject.digest != digest:
-        raise TamperError(
-            f"the model was loaded with digest {subject.digest[:12]} on this machine, and the command that asks has "
-            f"{digest[:12]}: another version of the model, or other bytes; give all machines the same registry."
-        )
-    if device != "cpu" and torch.cuda.is_available():
-        subject = subject.to(device)
-    with _lock:
-        if is_exact:
-            _here[digest] = subject
+        if key not in _here:
+            _here[key] = load()
             while len(_here) > MOST:
                 _here.popitem(last=False)
-    return subject
+        _here.move_to_end(key)
+        arrived: T = _here[key]
+        return arrived
+
+
+def arrive(origin: Callable[[], Subject], digest: str, device: str, layers: Any) -> Subject:
+    """Return the subject of an origin, loaded once in this process; one of another digest than was sent is refused."""
+
+    def load() -> Subject:
+        subject = origin()
+        if subject.digest != digest:
+            raise TamperError(
+                f"the model that a worker loaded has digest {subject.digest[:12]}, and the command that asks has "
+                f"{digest[:12]}: another version of the model, or other bytes; give all machines the same registry."
+            )
+        subject.origin = origin
+        return subject.arrived(_device(device), layers)
+
+    return once(f"subject {digest} {device}", load)
+
+
+def arrive_changed(built: Built, identity: Any, device: str, layers: Any) -> Subject:
+    """Return a twin whose weights were changed on purpose: it goes by the digest of its original."""
+    subject = built()
+    subject.goes_by(identity)
+    return subject.arrived(_device(device), layers)
+
+
+def _device(device: str) -> str:
+    return device if device == "cpu" or torch.cuda.is_available() else "cpu"

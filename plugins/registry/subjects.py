@@ -16,6 +16,7 @@ from auditor.errors import AuditError, ModelError, OptionError, TamperError
 from auditor.plugins.registry import history, model_files, pt2_archive, tags
 from auditor.plugins.registry.flavors import Opened, is_torchscript, open_flavor, open_torchscript
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
+from auditor.plugins.registry.origins import RegisteredSubject, Registry
 
 if TYPE_CHECKING:
     from auditor.subject.subject import Subject
@@ -78,6 +79,8 @@ def load_subject(
         graph=opened.graph,
         files=files,
     )
+    options = {"allow_pickle": allow_pickle, "size": size, "output": output, "layer": layer}
+    subject.origin = RegisteredSubject(Registry.here(), version, options)
     if subject.output.ending != "none" and not (output or notes.get("output")):
         log.warning("model %s: %s; auditor describe %s records it.", version.label, subject.output.evidence, uri)
     return subject
