@@ -14,6 +14,7 @@ from auditor.commands import (  # noqa: F401, each registers its command
     detach,
     doctor,
     explain,
+    explain_all,
     export,
     fidelity,
     fit,
