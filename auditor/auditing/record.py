@@ -103,7 +103,8 @@ class Audit:
         else:
             raw = content.encode() if isinstance(content, str) else content
             document = unseal(raw, where, "run the audit again")
-        if document.get("schema_version", 0) > SCHEMA_VERSION:
+        version = document.get("schema_version", 0)
+        if isinstance(version, int) and version > SCHEMA_VERSION:
             raise TamperError(f"{where} is of a newer version; upgrade mlflow-auditor.")
         try:
             parts = {k: document[k] for k in ("model", "data", "seed", "explainers", "config", "versions", "card")}

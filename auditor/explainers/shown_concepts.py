@@ -55,7 +55,7 @@ def shown_concepts(explanations: Sequence[Explanation], *, is_of_class: bool, mo
     has = bool(explanations) and all(c.contribution is not None for e in explanations for c in e.concepts)
     values = np.array(
         [[_value(c) / scale for c in row] for row, scale in zip(chosen, scales, strict=True)], dtype=np.float64
-    ).reshape(len(explanations), -1)
+    ).reshape(len(explanations), len(chosen[0]) if chosen else 0)
     return ShownConcepts(tuple(tuple(row) for row in chosen), values, by_rank, has, labels)
 
 
