@@ -34,6 +34,7 @@ class NetworkBlock(nn.Module):
         needed = graph.before(end, given={start})
         self.input = graph.input
         self.steps = [node for node in graph.steps if node in needed and node is not start]
+        self.asks_shape = start is not graph.input and graph.input in needed
         self.names: dict[str, str] = {}
         self._slots: dict[Node, str] = {}
         for i, (node, value) in enumerate(graph.constants.items()):
@@ -58,9 +59,9 @@ class NetworkBlock(nn.Module):
         return torch.cat(parts)
 
     def _run(self, z: Tensor) -> Tensor:
-        # only the shape of an image is asked for above the first layer
-        image = z if self.start is self.input else torch.empty(len(z), *self.shape, device="meta")
-        values: Values = {self.input: image, self.start: z}
+        values: Values = {self.start: z}
+        if self.asks_shape:  # only the shape of an image is asked for above the first layer
+            values[self.input] = torch.empty(z.shape[0], *self.shape, device="meta")
         values.update({node: getattr(self, name) for node, name in self._slots.items()})
         for node in self.steps:
             values[node] = call(node, values.__getitem__)

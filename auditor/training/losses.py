@@ -176,7 +176,8 @@ class Triplet(Loss):
         groups = []
         for identity in torch.unique(y):
             rows = (y == identity).nonzero()[:, 0].cpu()
-            groups += list(rows[torch.randperm(len(rows), generator=generator)].split(PARTNERS))
+            mixed = rows[torch.randperm(len(rows), generator=generator)]
+            groups += list(mixed.tensor_split(-(-len(rows) // PARTNERS)))  # nearly equal: nobody is left alone
         order = torch.randperm(len(groups), generator=generator).tolist()
         n_batches = max(1, min(round(len(y) / size), len(groups) // 2))
         return [torch.cat([groups[i] for i in part]) for part in np.array_split(order, n_batches)]

@@ -107,7 +107,7 @@ def one_run(subject, data, layer, Z, held, images, labels, attributes, rank, see
     S = e.scores(f)
     with torch.no_grad():
         before = torch.cat([subject.logits(part).argmax(1) for part in images[held].split(500)])
-    answers, truth = e.head_.logits(S[held]).argmax(1), labels[held]
+    answers, truth = e.head(subject).logits(S[held]).argmax(1), labels[held]
     columns = Z[~held].permute(1, 0, 2).flatten(1)
     some = torch.randperm(columns.shape[1], generator=torch.Generator().manual_seed(seed))[:40_000]
     W = factorize(columns[:, some], rank, seed=seed, init="random").W

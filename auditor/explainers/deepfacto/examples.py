@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -11,6 +12,7 @@ from torch import Tensor
 from auditor.data.source import Batch, Data
 from auditor.errors import DataError, LayerError, NumericsError, OptionError
 from auditor.explainers.base import HoldOutConfig
+from auditor.explainers.deepfacto.block_settings import BlockSettings
 from auditor.explainers.deepfacto.factor_admm import FactorSettings, Task, validated
 from auditor.explainers.fitted_images import FittedImages
 from auditor.progress import Progress
@@ -19,6 +21,10 @@ from auditor.subject.subject import Subject
 
 DEFAULT_RANK = 16
 PASSES, LEAST_PASSES = 12, 2
+DEFAULTS: dict[str, dict[str, float]] = {  # by form
+    "blocks": {"lr": 1e-3, "dual_step": 0.1, "fidelity": 0.5, "reconstruction": 0.003},
+    "linear": {"lr": 1e-3, "dual_step": 0.0, "fidelity": 0.1, "reconstruction": 0.03},
+}
 OPERATIONS = 3 * 10**12  # of all passes of a fit that leaves their number open: a minute or two of one core
 
 
@@ -26,8 +32,32 @@ class DeepFactoConfig(HoldOutConfig):
     """Options of kind ``deepfacto``."""
 
     rank: int | None = Field(default=None, ge=1, description="Number of factors; default 16 or what the layer has.")
+    head: Literal["auto", "blocks", "linear"] = Field(
+        default="auto",
+        description="What reads the scores: the network's own blocks above the layer (auto: where it can be cut), or a "
+        "linear head in their stead.",
+    )
+    objective: Literal["cross_entropy", "squared"] = Field(
+        default="cross_entropy", description="Loss of the labels; linear: cross_entropy."
+    )
+    copies: int | None = Field(
+        default=None, ge=1, description="Blocks: moved copies of each image; default: 8 at most, 4000 rows in all."
+    )
+    mirror: bool | None = Field(
+        default=None, description="Blocks: mirrored copies; default: where the model takes mirror images for the same."
+    )
+    trained_from: str | None = Field(
+        default=None, description="Blocks: layer where training starts; default: half of the weights below are trained."
+    )
+    warm_passes: int = Field(default=20, ge=0, description="Blocks: passes of the blocks above alone, at the start.")
+    lr_above: float = Field(default=1e-3, gt=0, description="Blocks: step size of lift and blocks above.")
+    inner_steps: int = Field(default=3, ge=1, description="Blocks: steps on scores and variables per visit.")
+    basis_steps: int = Field(default=1, ge=0, description="Blocks: HALS passes over M per visit.")
+    start: Literal["forward", "kept"] = Field(
+        default="forward", description="Blocks: Z of a visit from the forward pass, or kept from the last visit."
+    )
     cells: int | None = Field(
-        default=None, ge=1, description="Side of the grid of means that the head reads; default: 1, 2 or 4, by trial."
+        default=None, ge=1, description="Linear: side of the grid of means that it reads; default: 1, 2 or 4, by trial."
     )
     epochs: int | None = Field(
         default=None,
@@ -37,17 +67,27 @@ class DeepFactoConfig(HoldOutConfig):
     )
     patience: int = Field(default=3, ge=1, description="Passes without a better state after which training ends.")
     train_batch: int = Field(default=32, ge=1, description="Images per step of the training.")
-    lr: float = Field(default=1e-3, gt=0, description="Step size of the layers below, by Adam with cosine decay.")
+    lr: float | None = Field(
+        default=None,
+        gt=0,
+        description="Step size below the layer (Adam, cosine decay); default 1e-4, linear 1e-3.",
+    )
     beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
     gamma: float = Field(default=1.0, gt=0, description="Penalty that ties Z to the product M S.")
-    reconstruction: float = Field(default=0.03, ge=0, description="Weight that draws the layer into what M S shows.")
-    anchor: float = Field(default=0.01, ge=0, description="Penalty that ties Z to the model's own activation.")
-    trust: float = Field(default=0.1, gt=0, description="Largest change the head may ask of a batch's scores at once.")
-    supervision: float = Field(default=1.0, ge=0, description="Weight of what the heads ask for; 0: none of it.")
-    pooled: float = Field(default=1.0, ge=0, description="Weight of a second head, on mean scores, in the training.")
-    l1: float = Field(default=0.0, ge=0, description="Penalty on the scores that the training asks for: fewer of them.")
-    dual_step: float = Field(default=0.0, ge=0, le=1, description="Damping of the duals; 0: penalties only.")
-    fidelity: float = Field(default=0.1, ge=0, le=1, description="Share of the model's own logits in the head's fit.")
+    reconstruction: float | None = Field(
+        default=None, ge=0, le=1, description="Share of what M S misses that Z gives up; default .003, linear .03."
+    )
+    anchor: float = Field(default=0.01, ge=0, description="Linear: penalty that ties Z to the model's own activation.")
+    trust: float = Field(default=0.1, gt=0, description="Linear: largest change asked of a batch's scores at once.")
+    supervision: float = Field(default=1.0, ge=0, description="Linear: weight of what the heads ask for.")
+    pooled: float = Field(default=1.0, ge=0, description="Linear: weight of a second head, on mean scores.")
+    l1: float = Field(default=0.0, ge=0, description="Linear: penalty on the scores that are asked for.")
+    dual_step: float | None = Field(
+        default=None, ge=0, le=1, description="Damping of the duals; 0: penalties only; default .1, linear 0."
+    )
+    fidelity: float | None = Field(
+        default=None, ge=0, le=1, description="Share of the model's own logits in the objective; default .5, linear .1."
+    )
     max_images: int = Field(default=10_000, ge=8, description="Images at most, drawn evenly.")
     max_positions: int = Field(default=40_000, ge=16, description="Positions of the warm start's factorization.")
     attributes: str | None = Field(default=None, description="CSV of attributes per image or class, for the probe.")
@@ -71,10 +111,26 @@ class DeepFactoConfig(HoldOutConfig):
         each = 3 * operations * n_images * (1 + self.n_refits)  # a backward pass takes about two forward ones
         return max(LEAST_PASSES, min(PASSES, OPERATIONS // max(1, each)))
 
+    def of_form(self, name: str, form: str) -> float:
+        """Return an option whose default depends on the form."""
+        value: float | None = getattr(self, name)
+        return DEFAULTS[form][name] if value is None else value
+
+    def block_settings(self, seed: int, epochs: int) -> BlockSettings:
+        """Return what the training of blocks takes, for so many passes."""
+        names = ("patience", "warm_passes", "lr_above", "beta", "gamma", "inner_steps", "basis_steps")
+        same = {k: getattr(self, k) for k in names} | {k: self.of_form(k, "blocks") for k in DEFAULTS["blocks"]}
+        squared = self.objective == "squared"
+        return BlockSettings(
+            **same, batch=self.train_batch, epochs=epochs, start=self.start, squared=squared, seed=seed
+        )
+
     def settings(self, seed: int, epochs: int) -> FactorSettings:
-        """Return what the training takes, for so many passes."""
-        names = ("beta", "gamma", "reconstruction", "anchor", "trust", "supervision", "pooled", "l1", "dual_step", "lr")
-        same = {k: getattr(self, k) for k in names}
+        """Return what the training of a linear head takes, for so many passes."""
+        names = ("beta", "gamma", "anchor", "trust", "supervision", "pooled", "l1")
+        same = {k: getattr(self, k) for k in names} | {
+            k: self.of_form(k, "linear") for k in ("dual_step", "lr", "reconstruction")
+        }
         more = {"batch": self.train_batch, "epochs": epochs, "patience": self.patience}
         return FactorSettings(**same, **more, seed=seed)
 

@@ -1,23 +1,23 @@
 """Concepts inside the network (kind ``deepfacto``): a non-negative factorization  Z ~ M S  after a layer, trained in.
 
-The columns of M are factors of the layer, the scores S say where each is seen, and a linear head reads the logits off
-the scores alone. The layers below are fine-tuned with it by Block-ADMM, so that few factors carry what the network
-knows (see `deepfacto_training`). Since the head is linear, a factor's contribution to a logit is an exact sum; what the
-factorized network says differently from the model is the residual.
+The columns of M are factors of the layer, the scores S say where each is seen, and the network's own blocks above the
+layer (or a linear head in their stead) read the logits off the scores alone. Everything is fine-tuned by Block-ADMM, so
+that few factors carry what the network knows (see `forms`). A factor's contribution to a logit is an exact sum where
+the head is linear and a path integral where blocks follow; what the factorized network says differently from the
+model is the residual.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional as nf
 
 from auditor.data.python_objects import pixels_of_any
 from auditor.data.source import open_data
@@ -32,21 +32,13 @@ from auditor.explainers.deepfacto.examples import (
     gather,
     rank_for,
 )
-from auditor.explainers.deepfacto.factor_admm import (
-    FULL_STEPS,
-    HEAD_STEPS,
-    State,
-    Task,
-    TrainedFactors,
-    activations_of,
-    check_memory,
-    fit_head,
-    train,
-)
+from auditor.explainers.deepfacto.factor_admm import activations_of, check_memory
 from auditor.explainers.deepfacto.factorized_network import FactorizedNetwork, ScoreLayer
+from auditor.explainers.deepfacto.forms import Form, form_for, reordered, score_head
+from auditor.explainers.deepfacto.score_heads import ScoreHead
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.gallery import Gallery
-from auditor.kernels.factorization.deepfacto import LinearHead, projected
+from auditor.kernels.factorization.deepfacto import projected
 from auditor.kernels.factorization.nmf import factorize
 from auditor.metrics.attribute_probe import (
     Attributes,
@@ -63,15 +55,12 @@ from auditor.network.below_layer import BelowLayer
 from auditor.network.graph_module import LayerModule, weights_digest
 from auditor.progress import Progress, silent
 from auditor.subject.layers import Layout
-from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
 EXPORT_STEPS = (50, 100, 200, 400)  # of the unrolled projection: the first that is within EXPORT_ERROR of the exact one
 EXPORT_ERROR = 1e-4
-SIDES = (1, 2, 4)  # of the head's grid, tried in this order
-TRIAL_IMAGES = 2000  # at most, for that choice
 
 
 class DeepFactoExplainer(Explainer):
@@ -88,17 +77,20 @@ class DeepFactoExplainer(Explainer):
 
     M_: Tensor  # (channels, factors), columns of norm at most one, the most important first
     scale_: float  # root mean square of the layer: scores are in its units
-    head_: LinearHead
+    form_: str  # "blocks" or "linear"
+    head_: dict[str, Tensor]  # of what reads the scores, see `score_head`
     weights_: dict[str, Tensor]  # fine-tuned parameters below the layer, by their names in the model
     importance_: Tensor  # (factors,) mean |contribution| to the predicted class, held-out images
     by_class_: Tensor  # (factors, classes) mean contribution when the class is predicted
     status_: str
     passes_: int  # over the images, at most
+    remarks_: list[str]
     gallery_: Gallery
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
         super().__init__(config, **options)
         self._cuts: WeakKeyDictionary[Subject, BelowLayer] = WeakKeyDictionary()
+        self._heads: WeakKeyDictionary[Subject, tuple[dict[str, Tensor], ScoreHead]] = WeakKeyDictionary()
         self._hashed: tuple[dict[str, Tensor], str] | None = None
 
     def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> DeepFactoExplainer:
@@ -111,34 +103,33 @@ class DeepFactoExplainer(Explainer):
         layer = factorizable_layer(subject, cfg.layer)
         cut = BelowLayer(subject, layer)
         rank = rank_for(cfg.rank, layer, cut.layout)
+        form, why = form_for(cfg.head, subject, layer, cfg.trained_from)
         n = min(len(data), cfg.max_images)
-        check_memory(n, cut, rank, cfg.dual_step > 0, cfg.memory_limit)
-        self.layer_ = layer
+        check_memory(n, cut, rank, cfg.of_form("dual_step", form.name) > 0, cfg.memory_limit)
+        self.layer_, self.form_, self.remarks_ = layer, form.name, [why] if why else []
         examples = gather(subject, data, n, cfg, progress)
         attributes = self._attributes(subject, examples)
         Z = activations_of(cut, examples.batch.images, cfg.batch_size)
         check_activations(Z, layer)
         self.scale_ = max(float(Z[~examples.held].square().mean().sqrt()), 1e-12)
         Z = Z / self.scale_
-        warm = self._warm_start(Z, rank, cut.layout, examples, cfg.seed, progress)
-        cost = operations(subject, examples.batch.images[:1])
-        self.passes_ = cfg.passes(cost, int((~examples.held).sum()))
-        trained = self._train(cut, warm, examples, cfg.seed, progress)
-        self.M_, self.head_, self.weights_ = trained.state.M, trained.state.head, trained.state.weights
-        self.status_ = trained.status
+        fitting = form(subject, layer, cfg, examples, Z, self.scale_)
+        self.passes_ = fitting.passes()
+        warm = self._basis(Z, rank, examples, cfg.seed, progress)
+        trained = fitting.fit(warm, cfg.seed, self._reporter(progress))
+        self.M_, self.head_, self.weights_, self.status_ = trained.M, trained.head, trained.weights, trained.status
         self.metrics = {
             "rank": float(rank),
             "epochs": float(len(trained.history)),
-            "epoch_kept": float(trained.state.epoch),
-            "cells": float(self.head_.pool.shape[1]),
-            "reseeded": float(trained.state.reseeded),
-            "basis_moved": 1 - float(match_columns(warm[0], self.M_).cosine.mean()),
+            "epoch_kept": float(trained.epoch),
+            "reseeded": float(trained.revived),
+            "basis_moved": 1 - float(match_columns(warm, self.M_).cosine.mean()),
         }
         if trained.history:
             self.metrics |= {"residual_layer": trained.history[-1][1], "residual_product": trained.history[-1][2]}
-        self._measure(subject, cut, Z, warm, examples, attributes, progress)
+        self._measure(subject, Z, warm, trained.warm_logits, examples, attributes, progress)
         if cfg.refits:
-            self.metrics["basis_stability"] = self._basis_stability(subject, Z, examples, progress)
+            self.metrics["basis_stability"] = self._basis_stability(fitting, progress)
         self.record_fit(subject, data, layer, examples.fitted)
         return self
 
@@ -170,6 +161,10 @@ class DeepFactoExplainer(Explainer):
             S = self.scores(below(images) if z is None else below.layout.to_positions(z.float()))
         return self._explained(subject, below.layout, logits, S, self.targets_for(subject, logits, targets))
 
+    def prepare(self, subject: Subject) -> None:
+        """Cut the network once, before requests come."""
+        self.head(subject)
+
     @property
     def n_concepts(self) -> int:
         """Number of factors."""
@@ -194,12 +189,21 @@ class DeepFactoExplainer(Explainer):
         """Return the scores (batch, factors, positions) of fine-tuned activations (batch, channels, positions)."""
         return projected(f.cpu() / self.scale_, self.M_)
 
+    def head(self, subject: Subject) -> ScoreHead:
+        """Return what reads the scores."""
+        stored, head = self._heads.get(subject, (None, None))
+        if head is None or stored is not self.head_:
+            assert self.layer_ is not None
+            head = score_head(self.head_, subject, self.layer_)
+            self._heads[subject] = self.head_, head
+        return head
+
     def logits(self, subject: Subject, images: Any) -> Tensor:
         """Return what the factorized network says, (batch, classes)."""
         self.check_subject(subject)
-        cut, x = self._cut(subject), pixels_of_any(subject, images)
+        cut, head, x = self._cut(subject), self.head(subject), pixels_of_any(subject, images)
         with torch.no_grad():
-            parts = [self.head_.logits(self.scores(cut(part))) for part in torch.split(x, self.config.batch_size)]
+            parts = [head.logits(self.scores(cut(part))) for part in torch.split(x, self.config.batch_size)]
         return torch.cat(parts)
 
     @contextmanager
@@ -209,10 +213,10 @@ class DeepFactoExplainer(Explainer):
         Inside, the subject's module holds the fine-tuned weights; its own come back at the end.
         """
         self.check_subject(subject)
-        cut = self._cut(subject)
+        cut, head = self._cut(subject), self.head(subject).module()
         with cut.in_place() as body:
             scores = ScoreLayer(self.M_, self.scale_, cut.layout, int(self.metrics.get("export_steps", 200)))
-            module = FactorizedNetwork(body, cut.layer, scores, self.head_).eval()
+            module = FactorizedNetwork(body, cut.layer, scores, head).eval()
             pre = subject.preprocessing
             yield Subject(
                 module,
@@ -226,21 +230,23 @@ class DeepFactoExplainer(Explainer):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return basis, head, fine-tuned weights, importance, contributions by class and the gallery's crops."""
-        tensors = {"basis": self.M_, "head.weight": self.head_.weight, "head.bias": self.head_.bias}
-        tensors |= {"head.pool": self.head_.pool, "importance": self.importance_, "by_class": self.by_class_}
+        tensors = {"basis": self.M_, **self.head_, "importance": self.importance_, "by_class": self.by_class_}
         tensors |= {f"weights.{k}": v.detach().cpu() for k, v in self.weights_.items()}
         return {k: v.contiguous() for k, v in {**tensors, **self.gallery_.tensors()}.items()}
 
     def state(self) -> dict[str, Any]:
         """Return the layer's scale, how the training ended and the gallery's captions."""
-        numbers = {"scale": self.scale_, "status": self.status_, "passes": self.passes_}
+        numbers = {"scale": self.scale_, "status": self.status_, "passes": self.passes_, "form": self.form_}
+        numbers["remarks"] = self.remarks_
         return {**numbers, "gallery": self.gallery_.captions()}
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Restore a stored factorization."""
         self.M_, self.scale_, self.status_ = tensors["basis"], float(state["scale"]), str(state["status"])
         self.passes_ = int(state.get("passes", PASSES))
-        self.head_ = LinearHead(tensors["head.weight"], tensors["head.bias"], tensors["head.pool"])
+        self.form_ = str(state.get("form", "linear"))  # the only one of the first releases
+        self.remarks_ = [str(text) for text in state.get("remarks", [])]
+        self.head_ = {k: v for k, v in tensors.items() if k.startswith(("head.", "lift.", "above."))}
         self.weights_ = {k.removeprefix("weights."): v for k, v in tensors.items() if k.startswith("weights.")}
         self.importance_, self.by_class_ = tensors["importance"], tensors["by_class"]
         self.gallery_ = Gallery.restore(tensors, state["gallery"])
@@ -248,10 +254,11 @@ class DeepFactoExplainer(Explainer):
     def remarks(self) -> list[str]:
         """Return how far the training went where the network is too costly for all passes."""
         if self.config.epochs is not None or self.passes_ >= PASSES:
-            return []
+            return self.remarks_
         return [
+            *self.remarks_,
             f"trained for {self.passes_} passes over the images, {PASSES} being usual: this network's passes cost "
-            f"much; --set epochs={PASSES} takes them all, and a GPU takes them fast"
+            f"much; --set epochs={PASSES} takes them all, and a GPU takes them fast",
         ]
 
     def label(self, index: int) -> str:
@@ -280,13 +287,10 @@ class DeepFactoExplainer(Explainer):
             cfg.attributes, examples.batch.ids, examples.batch.labels, subject.class_names, cfg.threshold
         )
 
-    def _warm_start(
-        self, Z: Tensor, rank: int, layout: Layout, examples: FactorExamples, seed: int, progress: Progress
-    ) -> tuple[Tensor, LinearHead]:
-        """Return the NMF of the layer as it is, columns of unit norm, and the head trained alone on its scores."""
+    def _basis(self, Z: Tensor, rank: int, examples: FactorExamples, seed: int, progress: Progress) -> Tensor:
+        """Return the NMF of the layer as it is, columns of unit norm: where every form starts."""
         cfg: DeepFactoConfig = self.config
-        learned = Z[~examples.held]
-        columns = learned.permute(1, 0, 2).flatten(1)
+        columns = Z[~examples.held].permute(1, 0, 2).flatten(1)
         if columns.shape[1] > cfg.max_positions:
             keep = torch.randperm(columns.shape[1], generator=torch.Generator().manual_seed(seed))
             columns = columns[:, keep[: cfg.max_positions].sort().values]
@@ -295,52 +299,39 @@ class DeepFactoExplainer(Explainer):
                 f"deepfacto: rank {rank} needs as many positions and there are {columns.shape[1]}; give more images."
             )
         init: Literal["auto", "random"] = "auto" if seed == cfg.seed else "random"
-        M = factorize(
+        return factorize(
             columns, rank, seed=seed, init=init, on_step=lambda t, _: progress("factorizing the layer", t, 200)
         ).W
-        task, S = examples.task(cfg.fidelity), projected(learned, M)
-        side = cfg.cells if cfg.cells is not None else chosen_side(S, task, layout)
-        empty = empty_head(task.teacher.shape[1], rank, pool_matrix(layout, side))
-        return M, fit_head(empty.pooled(S), task, empty, FULL_STEPS, cfg.fidelity)
 
-    def _train(
-        self, cut: BelowLayer, warm: tuple[Tensor, LinearHead], examples: FactorExamples, seed: int, progress: Progress
-    ) -> TrainedFactors:
-        cfg: DeepFactoConfig = self.config
+    def _reporter(self, progress: Progress) -> Callable[[int], None]:
+        return lambda epoch: progress("fine-tuning by Block-ADMM", epoch, self.passes_)
 
-        def report(state: State) -> None:
-            progress("fine-tuning by Block-ADMM", state.epoch, self.passes_)
-
-        settings = cfg.settings(seed, self.passes_)
-        return train(cut, *warm, examples.task(cfg.fidelity), settings, self.scale_, report)
-
-    def _basis_stability(self, subject: Subject, Z: Tensor, examples: FactorExamples, progress: Progress) -> float:
+    def _basis_stability(self, fitting: Form, progress: Progress) -> float:
         """Return the mean matched cosine between the basis and those of whole re-fits from other, random starts."""
         cosines = []
         for i in range(self.config.refits):
-            assert self.layer_ is not None
-            cut, seed = BelowLayer(subject, self.layer_), self.config.seed + 1 + i
-            warm = self._warm_start(Z, self.M_.shape[1], cut.layout, examples, seed, progress)
-            other = self._train(cut, warm, examples, seed, progress).state.M
+            seed = self.config.seed + 1 + i
+            start = self._basis(fitting.Z, self.n_concepts, fitting.examples, seed, progress)
+            other = fitting.fit(start, seed, self._reporter(progress)).M
             cosines.append(float(match_columns(self.M_, other).cosine.mean()))
         return sum(cosines) / len(cosines)
 
     def _measure(
         self,
         subject: Subject,
-        cut: BelowLayer,
         Z: Tensor,
-        warm: tuple[Tensor, LinearHead],
+        warm: Tensor,
+        before: Tensor,
         examples: FactorExamples,
         attributes: Attributes,
         progress: Progress,
     ) -> None:
         """Measure on held-out images before and after, run the probe, order the factors, gather the gallery."""
         progress("measuring", 0, None)
-        held = examples.held
+        held, cut, head = examples.held, BelowLayer(subject, self.layer_ or "", self.weights_), self.head(subject)
         f = activations_of(cut, examples.batch.images, self.config.batch_size) / self.scale_
-        S, S_warm = projected(f, self.M_), projected(Z, warm[0])
-        after, before = self.head_.logits(S)[held], warm[1].logits(S_warm)[held]
+        S, S_warm = projected(f, self.M_), projected(Z, warm)
+        after = head.logits(S[held])
         model_logits, truth = examples.logits[held], examples.labels[held]
         predicted = model_logits.argmax(1)
         if examples.labelled:
@@ -350,13 +341,14 @@ class DeepFactoExplainer(Explainer):
         scale = float(S[held].amax().clamp_min(1e-30))
         self.metrics |= {
             "relative_error": relative_error(f[held], self.M_, S[held]),
-            "relative_error_warm": relative_error(Z[held], warm[0], S_warm[held]),
+            "relative_error_warm": relative_error(Z[held], warm, S_warm[held]),
             "sparsity": share(S[held] <= 1e-6 * scale),
             "f_cls": share(after.argmax(1) == predicted),
             "f_reg": float((after - model_logits).abs().mean()),
             "f_reg_warm": float((before - model_logits).abs().mean()),
             "layer_moved": float((f - Z)[held].norm() / Z[held].norm().clamp_min(1e-30)),
             "n_held_out": float(held.sum()),
+            "cells": float(head.cells),
         }
         others = {"deepfacto": S, "nmf": S_warm, "pca": principal_scores(Z, held, self.M_.shape[1])}
         for name, scores in others.items():
@@ -385,7 +377,7 @@ class DeepFactoExplainer(Explainer):
 
     def _importance(self, subject: Subject, S: Tensor, predicted: Tensor) -> list[int]:
         """Order factors by their mean |contribution| to the predicted class, and keep the means by class."""
-        parts = self.head_.parts(S, predicted).double()  # (images, factors)
+        parts = self.head(subject).contributions(S, predicted).parts  # (images, factors)
         by_class = torch.zeros(parts.shape[1], subject.n_classes, dtype=torch.float64)
         by_class.index_add_(1, predicted, parts.T.contiguous())
         counts = torch.bincount(predicted, minlength=subject.n_classes).clamp_min(1)
@@ -394,24 +386,24 @@ class DeepFactoExplainer(Explainer):
         self.importance_ = importance[order].float()
         self.by_class_ = (by_class / counts)[order].float()
         self.M_ = self.M_[:, order].contiguous()
-        self.head_ = LinearHead(self.head_.weight[:, order].contiguous(), self.head_.bias, self.head_.pool)
+        self.head_ = reordered(self.head_, order.tolist())
         return [int(k) for k in order]
 
     def _explained(
         self, subject: Subject, layout: Layout, logits: Tensor, S: Tensor, targets: list[int]
     ) -> list[Explanation]:
         predictions, target_scores = class_scores(logits, subject, targets)
-        parts = self.head_.parts(S.double(), torch.tensor(targets))
-        factorized = self.head_.logits(S)
+        head = self.head(subject)
+        made, factorized = head.contributions(S, torch.tensor(targets)), head.logits(S)
         explanations = []
-        for i, k in enumerate(targets):
-            bias = float(self.head_.bias[k])
+        for i in range(len(targets)):
+            bias = float(made.bias[i])
             concepts = tuple(
                 Concept(
                     index=j,
                     label=self.label(j),
                     activation=float(S[i, j].mean()),
-                    contribution=float(parts[i, j]),
+                    contribution=float(made.parts[i, j]),
                     heatmap=S[i, j].reshape(layout.grid),
                 )
                 for j in range(S.shape[1])
@@ -427,50 +419,14 @@ class DeepFactoExplainer(Explainer):
                     bias=bias,
                     residual=target_scores[i].logit - value,
                     concepts=concepts,
-                    extra={"factorized_logit": value, "factorized_prediction": int(factorized[i].argmax())},
+                    extra={
+                        "factorized_logit": value,
+                        "factorized_prediction": int(factorized[i].argmax()),
+                        "integration_error": float(made.error[i]),
+                    },
                 )
             )
         return explanations
-
-
-def pool_matrix(layout: Layout, side: int) -> Tensor:
-    """Return (positions, cells): each column averages the positions of one cell of a grid, ``side`` cells wide.
-
-    >>> pool_matrix(Layout("map", 3, (1, 4)), 2)
-    tensor([[0.5000, 0.0000],
-            [0.5000, 0.0000],
-            [0.0000, 0.5000],
-            [0.0000, 0.5000]])
-    """
-    h, w = layout.grid
-    each = torch.eye(h * w).reshape(h * w, 1, h, w)
-    return nf.adaptive_avg_pool2d(each, (min(side, h), min(side, w))).flatten(1)
-
-
-def empty_head(classes: int, rank: int, pool: Tensor) -> LinearHead:
-    """Return a head that says nothing."""
-    return LinearHead(torch.zeros(classes, rank, pool.shape[1]), torch.zeros(classes), pool)
-
-
-def chosen_side(S: Tensor, task: Task, layout: Layout) -> int:
-    """Return the side of `SIDES` whose head classifies most of some other images right, the smallest of equals.
-
-    What a head on mean scores can know is bounded: parts of a digit are where they are, and their amounts say little.
-    """
-    some = torch.arange(len(S)) % max(1, math.ceil(len(S) / TRIAL_IMAGES)) == 0
-    S, task = S[some], task.part(some)
-    held = torch.arange(len(S)) % 4 == 3
-    learned, judged = task.part(~held), held & (task.labels >= 0)
-    sides = [side for side in SIDES if side <= max(layout.grid)]
-    if len(sides) < 2 or not bool(judged.any()):
-        return sides[0]
-    right = []
-    for side in sides:
-        empty = empty_head(task.teacher.shape[1], S.shape[1], pool_matrix(layout, side))
-        head = fit_head(empty.pooled(S[~held]), learned, empty, HEAD_STEPS, fidelity=0.0)
-        right.append(share(head.logits(S[judged]).argmax(1) == task.labels[judged]))
-    log.info("deepfacto: right on trial images by side of the head's grid: %s", dict(zip(sides, right, strict=True)))
-    return sides[right.index(max(right))]
 
 
 def native_zeros(cut: BelowLayer, n: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A network with a non-negative factorization inside, as one module: layer, scores, linear head. It can be exported.
+"""A network with a non-negative factorization inside, as one module: layer, scores, head. It can be exported.
 
 The projection on the basis is unrolled to a fixed number of accelerated projected gradient steps, since a graph has no
 loop that ends when it is exact; how far that is from exact is measured when the network is made.
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from auditor.kernels.factorization.deepfacto import LinearHead
 from auditor.network.below_layer import first_tensor
 from auditor.subject.layer_calls import on_call
 from auditor.subject.layers import Layout
@@ -48,17 +47,11 @@ class ScoreLayer(nn.Module):
 
 
 class FactorizedNetwork(nn.Module):
-    """``body`` up to its layer, then ``scores``, then the linear ``head`` on pooled scores."""
+    """``body`` up to its layer, then ``scores``, then ``head`` on maps of scores."""
 
-    def __init__(self, body: nn.Module, layer: str, scores: ScoreLayer, head: LinearHead) -> None:
+    def __init__(self, body: nn.Module, layer: str, scores: ScoreLayer, head: nn.Module) -> None:
         super().__init__()
-        self.body, self.layer, self.scores = body, layer, scores
-        self.register_buffer("pool", head.pool.clone())
-        self.pool: Tensor
-        self.head = nn.Linear(head.weight[0].numel(), len(head.bias))
-        with torch.no_grad():
-            self.head.weight.copy_(head.weight.flatten(1))
-            self.head.bias.copy_(head.bias)
+        self.body, self.layer, self.scores, self.head = body, layer, scores, head
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits; what the body does after the layer has no effect and is dropped by an export."""
@@ -72,6 +65,5 @@ class FactorizedNetwork(nn.Module):
             self.body(x)
         finally:
             handle.remove()
-        S = self.scores(outputs[0]).flatten(2)
-        logits: Tensor = self.head((S @ self.pool).flatten(1))
+        logits: Tensor = self.head(self.scores(outputs[0]))
         return logits

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as nf
 
 from auditor.errors import DataError, OptionError
-from auditor.training.losses import CrossEntropy, Squared, Triplet, loss_of
+from auditor.training.losses import CrossEntropy, Distillation, LabelsAndLogits, Squared, Triplet, loss_of
 
 Y = torch.tensor([0, 2, 1, 2, 0])
 
@@ -120,3 +120,67 @@ def test_losses_by_name():
 def test_triplets_that_cannot_be_are_refused(labels, said):
     with pytest.raises(DataError, match=said):
         Triplet().check(torch.tensor(labels), 4, 3, "training")
+
+
+@pytest.mark.parametrize("beta", [0.3, 2.0])
+def test_distillation_is_the_squared_distance_to_other_logits(beta):
+    loss, z, v, teacher = Distillation(), outputs(2), outputs(1), outputs(7)
+    slow = sum(0.5 * (float(z[i, k]) - float(teacher[i, k])) ** 2 for i in range(5) for k in range(3))
+    assert float(loss.value(z, teacher)) == pytest.approx(slow, rel=1e-12)
+    best = loss.prox(v, teacher, beta)
+    torch.testing.assert_close((best - teacher) + beta * (best - v), torch.zeros_like(v), rtol=0, atol=1e-12)
+    with pytest.raises(DataError, match=r"wants the logits to imitate, 5 x 3 numbers, got torch.int64 \(5,\)"):
+        loss.check(Y, 5, 3, "training")
+
+
+def slow_labels_and_logits(z, y, share, spread, squared):
+    total = 0.0
+    for i in range(len(z)):
+        label = int(y[i, 0])
+        if label >= 0 and squared:
+            of_label = sum(0.5 * (float(z[i, k]) - (k == label)) ** 2 for k in range(3))
+        else:
+            of_label = float(z[i].exp().sum().log() - z[i, label]) if label >= 0 else 0.0
+        distance = sum((float(z[i, k] - y[i, 1 + k]) / spread) ** 2 for k in range(3))
+        total += (1 - share) * of_label + 0.5 * share * distance
+    return total
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_labels_and_logits_together(share, squared):
+    labels = torch.tensor([0.0, 2.0, -1.0, 1.0, 0.0], dtype=torch.float64)  # one without a label
+    y = torch.cat([labels[:, None], outputs(7)], 1)
+    loss, z, v = LabelsAndLogits(share, 1.7, squared, steps=3000), outputs(2), outputs(1)
+    loss.check(y, 5, 3, "training")
+    slow = slow_labels_and_logits(z, y, share, 1.7, squared)
+    assert float(loss.value(z, y)) == pytest.approx(slow, rel=1e-9)
+    best = loss.prox(v, y, 0.5)
+    gradient = loss.gradient(best, y) + 0.5 * (best - v)
+    torch.testing.assert_close(gradient, torch.zeros_like(v), rtol=0, atol=1e-8)
+    few = LabelsAndLogits(share, 1.7, squared, steps=2).prox(v, y, 0.5)
+
+    def whole(point):
+        return float(loss.value(point, y)) + 0.25 * float((point - v).square().sum())
+
+    assert whole(best) - 1e-9 <= whole(few) < whole(v)
+
+
+def test_labels_and_logits_that_do_not_fit_are_refused():
+    loss = LabelsAndLogits(0.5, 1.0)
+    with pytest.raises(DataError, match="want 5 rows of a label and 3 logits"):
+        loss.check(outputs(), 5, 3, "training")
+    y = torch.cat([torch.full((5, 1), 3.0), outputs()], 1)
+    with pytest.raises(DataError, match="class 3 is beyond the 3 outputs"):
+        loss.check(y, 5, 3, "training")
+
+
+def test_triplet_batches_bring_partners_together():
+    y = torch.arange(40) % 8
+    loss, generator = Triplet(), torch.Generator().manual_seed(0)
+    batches = loss.batches(y, 12, generator)
+    assert sorted(torch.cat(batches).tolist()) == list(range(40))
+    for rows in batches:
+        counts = torch.bincount(y[rows])
+        assert int((counts > 1).sum()) >= 2  # two identities at least with a pair: every batch has triplets
+    assert loss.batches(y, 12, generator)[0].tolist() != batches[0].tolist()

@@ -7,6 +7,7 @@ from scipy.optimize import nnls
 from torch import nn
 
 from auditor.explainers.deepfacto.factorized_network import FactorizedNetwork, ScoreLayer
+from auditor.explainers.deepfacto.score_heads import PooledLinear
 from auditor.kernels.factorization.deepfacto import LinearHead
 from auditor.subject.layers import layout_of
 
@@ -80,7 +81,9 @@ def network():
     g = torch.Generator().manual_seed(0)
     pool = torch.rand(24, 2, generator=g)
     head = LinearHead(torch.randn(4, 3, 2, generator=g), torch.randn(4, generator=g), pool)
-    return FactorizedNetwork(body, "0", ScoreLayer(basis(), 1.0, layout_of((7, 4, 6), (4, 6)), 60), head), head
+    return FactorizedNetwork(
+        body, "0", ScoreLayer(basis(), 1.0, layout_of((7, 4, 6), (4, 6)), 60), PooledLinear(head)
+    ), head
 
 
 def test_logits_are_the_head_on_the_scores_of_the_layer(network):
