@@ -104,7 +104,11 @@ def _show(result: Any) -> None:
     say("", "paired comparisons; p corrected by Holm's method, * at most 0.05")
     table(["of", "pair", "n", "difference", "d_z", "p Wilcoxon", "p permutation"], rows)
     for e in result.effects:
-        said = f"not tested: {e.reason}" if e.reason else f"size {e.size:+.3f}, p {e.p:.3f}, n {e.n}"
+        said = (
+            f"not tested: {e.reason}"
+            if e.reason
+            else f"size {e.size:+.3f}, p {'< 0.001' if e.p < 0.001 else f'{e.p:.3f}'}, n {e.n}"
+        )
         say(f"{e.name}: {said}")
 
 
@@ -116,7 +120,9 @@ def _show(result: Any) -> None:
 )
 @click.argument("study", required=False)
 @click.option("--difference", required=True, type=float, help="Difference of mean purity that must be found.")
-@click.option("--sd", type=float, help="Spread of one batch's purity.  [default: of guessing in STUDY, else 0.14]")
+@click.option(
+    "--sd", type=float, help="Spread of one batch's purity.  [default: 0.14, or of guessing in STUDY if larger]"
+)
 @click.option(
     "--batches", type=int, help="Batches per condition and person.  [default: the data sets of STUDY, else 1]"
 )
@@ -150,7 +156,7 @@ def plan(
     n_conditions = conditions or (len(drawn.config.conditions) if drawn else 2)
     made = planned(
         difference,
-        sd=sd if sd is not None else sd_of_guessing(drawn) if drawn else USUAL_SD,
+        sd=sd if sd is not None else max(USUAL_SD, sd_of_guessing(drawn) if drawn else 0.0),
         batches=batches or (len(drawn.data) if drawn else 1),
         correlation=correlation,
         comparisons=n_conditions * (n_conditions - 1) // 2,

@@ -12,6 +12,7 @@ from auditor.pages.templates import stylesheet
 from auditor.reports.drawings import number
 from auditor.study.comparisons import Comparison
 from auditor.study.design import CONFIDENCE, RATING
+from auditor.study.orders import NONE
 from auditor.study.results import Results, by_person
 
 HEIGHT, WIDTH, LEFT, BOTTOM = 210, 96, 92, 34
@@ -63,10 +64,16 @@ def _headline(results: Results) -> str:
         higher, lower = (c.a, c.b) if c.difference >= 0 else (c.b, c.a)
         size = f"{abs(c.difference):.3f}, p = {number(c.p_permutation_holm)}, n = {c.n}"
         if c.is_significant:
-            rows.append(f"<li class='good'>People group better with {esc(higher)} than with {esc(lower)}: {size}.</li>")
+            mark = "bad" if higher == NONE else "good"
+            rows.append(
+                f"<li class='{mark}'>People group better with {esc(higher)} than with {esc(lower)}: {size}.</li>"
+            )
         else:
             rows.append(f"<li class='warn'>No difference was found between {esc(c.a)} and {esc(c.b)}: {size}.</li>")
-    level = "good" if any(c.is_significant for c in main) else "warn"
+    against_none = [
+        (c.difference if c.b == NONE else -c.difference) for c in main if c.is_significant and NONE in (c.a, c.b)
+    ]
+    level = "bad" if any(d < 0 for d in against_none) else "good" if against_none else "warn"
     none = "<li class='warn'>Nobody has answered under two conditions yet.</li>"
     return (
         f"<div class='verdict {level}'><h2>Does it help?</h2><ul class='finds'>{''.join(rows) or none}</ul>"
@@ -84,7 +91,8 @@ def _purity(results: Results, data: str) -> str:
     }
     marks = {"chance": float(np.mean([s.chance for s in rows])), "ceiling": float(np.mean([s.ceiling for s in rows]))}
     axis = [(x / 5, f"{x / 5:.1f}") for x in range(6)]
-    return f"<h3>{esc(data or 'All data sets')}</h3>{boxes(values, axis, 'purity', marks)}"
+    name = data or "all data sets"
+    return f"<h3>{esc(data or 'All data sets')}</h3>{boxes(values, axis, f'purity, {name}', marks)}"
 
 
 def _confidence(results: Results) -> str:

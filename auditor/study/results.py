@@ -154,14 +154,20 @@ def measures(study: Study, scores: Sequence[Score], ratings: Sequence[Rating]) -
     for condition in study.config.conditions:
         rows = [row for row in scores if row.condition == condition]
         for metric, (value, way) in OF_BATCHES.items():
-            null = float(np.mean([row.chance for row in rows])) if metric == "purity" and rows else None
-            add(metric, condition, list(by_person(rows, value).values()), way, null)
+            add(metric, condition, list(by_person(rows, value).values()), way, _chance(rows, metric))
         add("rating", condition, [r.rating for r in ratings if r.condition == condition], "up", 0.5)
     for condition in study.config.conditions:
         if condition != NONE and NONE in study.config.conditions:
             helped, alone = pairs_of(scores, (condition, NONE), "purity", "")
             add("gain", condition, [a - b for a, b in zip(helped, alone, strict=True)], "up", 0.0)
     return metrics
+
+
+def _chance(rows: Sequence[Score], metric: str) -> float | None:
+    """Return what groups made at random would have; None for what is no purity."""
+    of = {"purity": [r.chance for r in rows], "purity_of_labels": [r.chance_of_labels for r in rows]}.get(metric, [])
+    levels = [level for level in of if level is not None]
+    return float(np.mean(levels)) if levels else None
 
 
 def by_person(rows: Sequence[Score], value: Value) -> dict[str, float]:

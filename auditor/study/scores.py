@@ -1,7 +1,7 @@
 """Scores: what each answered batch is worth, one row per participant and batch.
 
 The purity of a person's groups is taken against the model's predictions, as in [Khorram2020], and against the
-labels of those images that have one; each row carries the chance level and the ceiling of its own images
+labels of those images that have one; each row carries the chance levels and the ceilings of its own images
 (`auditor.metrics.grouping_purity`).
 """
 
@@ -12,7 +12,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from auditor.metrics.grouping_purity import purity
+from auditor.metrics.grouping_purity import ceiling, chance, purity
 from auditor.study.answers import Answered
 from auditor.study.design import CONFIDENCE, RATING, Study
 
@@ -37,6 +37,8 @@ class Score:
     seconds: float
     confidence: float | None  # 0 for "Zero" to 1 for "100%"; None where it is not answered yet
     cell: int  # which of the balanced orders
+    chance_of_labels: float | None = None
+    ceiling_of_labels: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ def scores_of(study: Study, everybody: Sequence[Answered]) -> list[Score]:
             labelled = [
                 (g, study.images[key].label) for g, key in zip(said, ids, strict=True) if study.images[key].label
             ]
-            chance, ceiling = study.levels(step.batch.data, step.batch.drawn)
+            classes = [label for _, label in labelled]
+            level, top = study.levels(step.batch.data, step.batch.drawn)
             sure = body.get(index + 1)
             rows.append(
                 Score(
@@ -76,11 +79,13 @@ def scores_of(study: Study, everybody: Sequence[Answered]) -> list[Score]:
                     batch=step.number,
                     purity=purity(said, predicted),
                     purity_of_labels=purity(*zip(*labelled, strict=True)) if labelled else None,
-                    chance=chance,
-                    ceiling=ceiling,
+                    chance=level,
+                    ceiling=top,
                     seconds=body[index].seconds,
                     confidence=None if sure is None else sure.body["confidence"] / MOST_CONFIDENCE,
                     cell=order.cell,
+                    chance_of_labels=chance(classes, study.config.n_classes) if classes else None,
+                    ceiling_of_labels=ceiling(classes, study.config.n_classes) if classes else None,
                 )
             )
     return rows

@@ -105,6 +105,15 @@ class AuditRead:
     relied: tuple[tuple[str, str], ...] = ()  # verdict and sentence of every class to look at
     not_measured: str = ""  # why it is not known what the classes hang on
 
+    @property
+    def of_people(self) -> dict[str, Measure]:
+        """Return the metrics of studies with people.
+
+        >>> AuditRead({"model/accuracy": Measure(0.9), "study/gulls/gain/xnn": Measure(0.1)}).of_people
+        {'study/gulls/gain/xnn': Measure(value=0.1)}
+        """
+        return {name: measure for name, measure in self.measures.items() if name.startswith("study/")}
+
 
 def read_audit(store: ServerStore, card: VersionCard) -> AuditRead:
     """Return the metrics of a version's latest audit after its digest was checked."""

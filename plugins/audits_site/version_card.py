@@ -19,6 +19,7 @@ from auditor.plugins.registry.tags import (
     explainer_tags,
     gate_tag,
 )
+from auditor.plugins.registry.version_page import without_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def version_card(entry: Mapping[str, Any]) -> VersionCard:
         name=str(entry["name"]),
         version=str(entry["version"]),
         created_ms=int(entry.get("creation_timestamp", 0)),
-        description=str(entry.get("description", "")),
+        description=without_section(str(entry.get("description", ""))),
         run_id=str(entry.get("run_id", "")),
         aliases=tuple(sorted(str(a) for a in entry.get("aliases", []))),
         explainers=tuple(explainer_tags(tags)),

@@ -1,9 +1,11 @@
 """A study under load and under the null: agents by REST, the server killed in the middle; type-I error of the analysis.
 
-python tests/benchmarks/bench_study.py STUDY [--participants 200] [--studies 200] [--keep FILE]
+python tests/benchmarks/bench_study.py STUDY [--participants 200] [--planted 60] [--studies 200] [--keep FILE]
 
 STUDY is a folder that ``auditor study new`` wrote. First agents (study_agents), a third of them at random, take part by
 a real server, ``auditor study serve``, which is killed (SIGKILL) once half of the answers are in and started again.
+The same again on a study whose order of conditions is planted (planted_study): the analysis must find that order in
+agents who group by what they see, and none in agents at random.
 Then whole studies are simulated in which all conditions are alike, with every person as skilled as they happen to be,
 and the shares of studies in which the analysis finds any difference are printed with their binomial intervals.
 """
@@ -24,12 +26,14 @@ import numpy as np
 from scipy.stats import binomtest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from auditor.metrics.multiple_tests import holm
 from auditor.study.answers import AnswerStore
-from auditor.study.comparisons import holm, sign_flip_p, wilcoxon_p
-from auditor.study.folder import read_study
+from auditor.study.comparisons import sign_flip_p, wilcoxon_p
+from auditor.study.folder import read_study, write_study
 from auditor.study.order_effects import data_effect, order_effect
 from auditor.study.results import results_of
 from auditor.study.scores import Score
+from tests.benchmarks.planted_study import planted_study
 from tests.benchmarks.study_agents import Agent, lost_answers
 from tests.free_port import free_port
 
@@ -164,6 +168,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
     parser.add_argument("--participants", type=int, default=200)
+    parser.add_argument("--planted", type=int, default=60, help="participants of the study with a planted order")
     parser.add_argument("--studies", type=int, default=200)
     parser.add_argument("--people", type=int, default=30, help="of each simulated study")
     parser.add_argument("--seed", type=int, default=0, help="of the simulated studies")
@@ -174,6 +179,11 @@ def main():
     if args.participants:
         results["load"] = under_load(args.study, args.participants)
         print(json.dumps(results["load"], indent=1), flush=True)
+    if args.planted:
+        with tempfile.TemporaryDirectory() as folder:
+            write_study(Path(folder) / "planted", *planted_study(args.seed))
+            results["planted"] = under_load(Path(folder) / "planted", args.planted)
+        print(json.dumps(results["planted"], indent=1), flush=True)
     if args.studies:
         results["null"] = under_the_null(study, args.studies, args.people, args.seed)
         print(json.dumps(results["null"], indent=1), flush=True)

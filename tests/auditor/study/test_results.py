@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from auditor.errors import StudyError
+from auditor.metrics.grouping_purity import chance
 from auditor.reports.study_page import study_page
 from auditor.study.archive import archive
 from auditor.study.results import pairs_of, results_of
@@ -56,6 +57,8 @@ def test_the_planted_order_is_found(answered):
     assert {c.data for c in results.comparisons if c.what == "purity"} == {"", "birds", "digits"}
     (rated,) = [c for c in results.comparisons if c.what == "rating"]
     assert rated.p_permutation_holm == 1.0
+    assert results.metrics["study/small/purity/none"].null == pytest.approx(0.5396, abs=1e-4)
+    assert 0.4 < results.metrics["study/small/purity_of_labels/none"].null < 0.6
     gain = results.metrics["study/small/gain/concepts"]
     assert gain.value == pytest.approx(-whole["none", "concepts"].difference)
     assert gain.null == 0.0
@@ -75,6 +78,9 @@ def test_scores_are_those_of_a_plain_count(answered):
         assert row.chance == pytest.approx(0.5396, abs=1e-4)
         assert row.confidence == pytest.approx(5 / 6)
         assert row.purity_of_labels < 1
+        labels = [store.study.images[k].label for k in groups]
+        assert row.chance_of_labels == pytest.approx(chance(labels, 4))
+        assert row.ceiling_of_labels == 1.0
     assert rows[0].code == codes[3]
     table = list(csv.DictReader(io.StringIO(as_csv(rows))))
     assert [float(line["purity"]) for line in table] == [row.purity for row in rows]
