@@ -91,11 +91,13 @@ def revise(
         with Bar() as bar:
             run_audit(registered, source, progress=bar, command=command_line())
     answer = {"model": version.label, "layer": done.layer, "removed": concepts, "refitted": bool(done.weights)}
-    answer |= {"change": done.words}
+    answer |= {"change": done.words, "held_out": done.held_out}
     if as_json:
         say(as_text({**answer, "registered": registered, "classes": rows}))
         return
     say(f"{explainer.name}, layer {done.layer}: {done.words}")
+    if done.helps:
+        say(done.helps)
     head = list(rows[0])
     table(head, [[f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows])
     if registered:

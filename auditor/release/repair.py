@@ -26,10 +26,11 @@ from auditor.reliance import Finding, RelianceConfig, judge, measure
 from auditor.subject.subject import Subject
 
 MOST_IMAGES = 400
-PER_CLASS = 15  # images of a class on which its reliance is measured
+PER_CLASS = 30  # images of a class on which its reliance is measured, as in an audit
 ABSENT = 0.02  # of the largest score: below it a position is without the unwanted concepts
 LOST_CLASS = 0.05  # share of a class's images still right, below which the removal has removed the class
 WAS_THERE = 0.5  # share that was right before, for that to be a loss
+HELPS = 0.05  # by how much more held-out images must be right for a repair to help
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Repair:
     projected: ProjectedLayer
     weights: dict[str, Tensor]
     is_projected: bool = True  # False: only the head is new
+    held_out: tuple[float, float] | None = None  # share of these right before and after; None: not tried
 
     @property
     def words(self) -> str:
@@ -59,6 +61,20 @@ class Repair:
         if not self.is_projected:
             return f"what is above the layer refitted on images without the spots of concepts {concepts}"
         return f"concepts {concepts} taken out" + ("; what is above the layer refitted" if self.weights else "")
+
+    @property
+    def helps(self) -> str:
+        """Return how much it helps on held-out images without their spot, or with that of another class."""
+        if self.held_out is None:
+            return ""
+        before, after = self.held_out
+        text = (
+            f"of held-out images without their spot, or with that of another class, {before:.0%} were right before"
+            f" and {after:.0%} are now"
+        )
+        if after >= before + HELPS:
+            return text
+        return f"{text}: this does not help; train the model again on images without the spot"
 
     @contextmanager
     def network(self, subject: Subject) -> Iterator[Subject]:
@@ -115,6 +131,9 @@ def repair(
         given = examples(subject, layer, images.pixels, images.labels, images.logits, shows, seed, progress)
         nothing = ProjectedLayer(torch.zeros_like(W[:, :1]).to(images.z), mean.to(images.z), layout)
         done = _with_new_head(subject, done, nothing, given, images, refit_head, seed, progress)
+        change = done.projected if done.is_projected else nothing
+        shares = right(subject, layer, nothing, given), right(subject, layer, change, given, done.weights)
+        done = replace(done, held_out=shares)
     _check(subject, done, images)
     return done
 

@@ -22,7 +22,7 @@ from auditor.errors import DataError
 from auditor.metrics.measure import Measure, of_items, of_value, skipped
 from auditor.progress import Progress, silent
 from auditor.reliance.fills import FILLS
-from auditor.reliance.heat import Heat, plain_heat
+from auditor.reliance.heat import Heat, margins, plain_heat
 from auditor.reliance.hiding import FULLY_HIDDEN, Survival, hide, keep_only
 from auditor.reliance.likeness import (
     centres,
@@ -39,6 +39,7 @@ from auditor.reliance.logits import logits_of
 from auditor.reliance.patterns import pattern_of, shuffled_pattern
 from auditor.reliance.regions import SHARES, Boxes, boxes, random_places
 from auditor.reliance.transplant import Followed, Pairs, has_plain_edges, joined, spots, transplants
+from auditor.reliance.trials import Trial, tried
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -54,7 +55,7 @@ class RelianceConfig(BaseModel):
 
     seed: int = Field(default=0, ge=0, description="Seed of every random choice.")
     images_per_class: int = Field(default=30, ge=MIN_IMAGES, description="Images per class, drawn at random.")
-    hidden_images: int = Field(default=15, ge=MIN_IMAGES, description="Of these, as many are hidden and kept alone.")
+    hidden_images: int = Field(default=15, ge=MIN_IMAGES, description="Of these, hidden and kept alone at most.")
     receivers: int = Field(default=2, ge=1, description="Images of other classes per donor in transplants.")
     batch_size: int = Field(default=32, ge=1, description="Images per forward pass.")
 
@@ -86,6 +87,8 @@ class ClassReliance:
     divergence: Tensor | None = None  # (height, width): where the class's pixels differ from the others' in all images
     rows: tuple[int, ...] = ()  # of the images given, those in which the class is predicted rightly
     boxes: Boxes | None = None  # of these rows
+    way: float = 1.0  # by how much the margin of the class is larger in its images than in those of others
+    trial: Trial | None = None
     skipped: str = ""
 
 
@@ -183,7 +186,7 @@ def measure(
         progress("reliance", k, subject.n_classes)
         of_class = labelled & (truth == k)
         accuracy = float(right[of_class].double().mean()) if bool(of_class.any()) else float("nan")
-        classes.append(_class(model, subject, k, x, y, heat.maps, accuracy, rows, config))
+        classes.append(_class(model, subject, k, x, y, logits[rows], heat.maps, accuracy, rows, config))
     progress("reliance", subject.n_classes, subject.n_classes)
     passes = 1 + (model.images - len(images)) / max(1, len(rows)) + heat.passes
     shares = [c.accuracy for c in classes if math.isfinite(c.accuracy)]
@@ -223,13 +226,14 @@ def second_look(
     donors = givers[torch.arange(len(own_rows)) % len(givers)]
     into = images[others[torch.randperm(len(own_rows), generator=generator) % len(others)]]
     none = torch.zeros(0)
-    followed = spots(model, Pairs(label, x[donors], at.rows(donors), into, none, none, none), generator)
+    followed = spots(model, Pairs(label, x[donors], at.rows(donors), into, none, none, none, before.way), generator)
     result = replace(
         before,
         n=len(own_rows),
         hidden=(),
         alone=(),
-        followed=before.followed | followed,
+        followed={k: f for k, f in before.followed.items() if k != "best_box"} | followed,
+        trial=None,
         sameness=likeness,
         sameness_null=sameness(x, elsewhere),
         context=context_sameness(x, at),
@@ -246,6 +250,7 @@ def _class(
     k: int,
     x: Tensor,
     y: Tensor,
+    logits: Tensor,
     maps: Tensor,
     accuracy: float,
     rows: Tensor,
@@ -266,10 +271,16 @@ def _class(
     at = boxes(maps[of_class])
     likeness = sameness(x[of_class], at)
     order = torch.randperm(len(of_class), generator=torch.Generator().manual_seed(config.seed + k))
-    some = of_class[order[: config.hidden_images].sort().values]
+    n_hidden = min(config.hidden_images, max(MIN_IMAGES, len(of_class) // 2))
+    some = of_class[order[:n_hidden].sort().values]
     hidden = hide(model, x[some], targets[some], maps[some], SHARES, FILLS, config.seed + k)
     alone = keep_only(model, x[some], targets[some], maps[some], FULLY_HIDDEN, config.seed + k)
-    followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, likeness, generator, config)
+    before = margins(logits, targets)
+    way = max(float(before[of_class].mean() - before[others].mean()), 1e-6)
+    followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, likeness, way, generator, config)
+    own = torch.Generator().manual_seed(config.seed + 104729 * (k + 1))
+    trial = tried(model, k, x[of_class], maps[of_class], at, x[others], before[others], own)
+    followed["best_box"] = trial.followed
     elsewhere = random_places(at, size, generator, away=True)
     early = _sameness_early(model, x[of_class], (at, elsewhere))
     where, anywhere = centres(at, size), centres(random_places(at, size, generator), size)
@@ -296,6 +307,8 @@ def _class(
         divergence,
         tuple(rows[of_class].tolist()),
         at,
+        way,
+        trial,
     )
 
 
@@ -321,6 +334,7 @@ def _followed(
     maps: Tensor,
     at: Boxes,
     likeness: Tensor,
+    way: float,
     generator: torch.Generator,
     config: RelianceConfig,
 ) -> tuple[dict[str, Followed], float, Tensor]:
@@ -345,7 +359,8 @@ def _followed(
         null = others[torch.randint(len(others), (n,), generator=generator)]
         pattern = pattern_of(x[learn], is_class[learn])
         shuffled = shuffled_pattern(x[learn], is_class[learn], generator)
-        pairs = Pairs(k, x[of_class[donors]], at.rows(donors), x[into], maps[of_class[donors]], x[null], maps[null])
+        boxes_given, warm = at.rows(donors), maps[of_class[donors]]
+        pairs = Pairs(k, x[of_class[donors]], boxes_given, x[into], warm, x[null], maps[null], way)
         seed = config.seed + 31 * k + side
         results.append(transplants(model, pairs, pattern, shuffled, seed, has_plain_edges(x)))
         scores[~learn] = pattern.score(x[~learn])

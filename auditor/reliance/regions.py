@@ -33,6 +33,17 @@ class Boxes:
         """Return the boxes of some images."""
         return Boxes(self.top[rows], self.left[rows], self.height[rows], self.width[rows], self.heat[rows])
 
+    def where(self, condition: Tensor, other: Boxes) -> Boxes:
+        """Return these boxes where ``condition`` (images,) holds, and those of ``other`` elsewhere."""
+        pairs = (
+            (self.top, other.top),
+            (self.left, other.left),
+            (self.height, other.height),
+            (self.width, other.width),
+            (self.heat, other.heat),
+        )
+        return Boxes(*(torch.where(condition, one, two) for one, two in pairs))
+
     @classmethod
     def cat(cls, parts: Sequence[Boxes]) -> Boxes:
         """Return the boxes of several parts, one after the other."""
@@ -65,11 +76,7 @@ class Boxes:
         apart = (bottom < other.top) | (bottom_other < self.top) | (right < other.left) | (right_other < self.left)
         top, left = torch.minimum(self.top, other.top), torch.minimum(self.left, other.left)
         height, width = torch.maximum(bottom, bottom_other) - top, torch.maximum(right, right_other) - left
-        top, left, height, width = (
-            torch.where(apart, old, new)
-            for old, new in ((self.top, top), (self.left, left), (self.height, height), (self.width, width))
-        )
-        return Boxes(top, left, height, width, self.heat)
+        return self.where(apart, Boxes(top, left, height, width, self.heat))
 
     def to_json(self) -> list[list[float]]:
         """Return a row [top, left, height, width, share of heat] per box."""

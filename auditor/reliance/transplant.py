@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.reliance.fills import combined, filled
+from auditor.reliance.heat import margins
 from auditor.reliance.patterns import Pattern
 from auditor.reliance.regions import Boxes, hottest, moved, pasted, random_places
 
@@ -41,12 +42,14 @@ class Followed:
     """Per receiver: 1 where the prediction became the donor's class; ``null`` the same with the null transplant.
 
     ``erased``: the same where the receiver's pixels are only filled at that place. A class that images fall back to
-    when something is taken from them does not follow what was given to them.
+    when something is taken from them does not follow what was given to them. ``carried``: how much further the
+    transplant moves the margin of the class than the null does, as a share of the way from the receivers to the class.
     """
 
     hits: Tensor
     null: Tensor
     erased: Tensor | None = None
+    carried: Tensor | None = None
 
     @property
     def stronger_null(self) -> Tensor:
@@ -64,16 +67,21 @@ class Followed:
 def joined(parts: Sequence[Followed]) -> Followed:
     """Return the receivers of several transplants together."""
     erased = [p.erased for p in parts if p.erased is not None]
+    carried = [p.carried for p in parts if p.carried is not None]
     return Followed(
         torch.cat([p.hits for p in parts]),
         torch.cat([p.null for p in parts]),
         torch.cat(erased) if len(erased) == len(parts) else None,
+        torch.cat(carried) if len(carried) == len(parts) else None,
     )
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Donors of one class with receivers of other classes, row by row; ``others`` are further images of receivers."""
+    """Donors of one class with receivers of other classes, row by row; ``others`` are further images of receivers.
+
+    ``way``: how far the margin of the class is from the receivers to the class's own images, in the mean.
+    """
 
     label: int
     donors: Tensor
@@ -82,12 +90,15 @@ class Pairs:
     donor_heat: Tensor
     others: Tensor
     other_heat: Tensor
+    way: float = 1.0
 
 
 def transplants(
     predict: Predict, pairs: Pairs, pattern: Pattern, null_pattern: Pattern, seed: int, plain_edges: bool = False
 ) -> dict[str, Followed]:
     """Return what followed for every kind of transplant: of spots on every row, of the rest on every other row.
+
+    Of the region, which no verdict depends on, on every sixth.
 
     ``pattern`` is measured on images that are not among the receivers; ``null_pattern`` the same of shuffled classes.
     Images with plain edges have no surroundings: what differs there is the object itself.
@@ -100,7 +111,9 @@ def transplants(
     masks = (frame_mask(size), 1 - middle_mask(size), pattern.mask)
     ring, outside, strong = (mask.expand(len(x), 1, *size) for mask in masks)
     given = {
-        "region": (combined(x, d, hot), combined(x, d, moved(hot, generator)), filled(x, hot, "blur")),
+        "region": [
+            y[::3] for y in (combined(x, d, hot), combined(x, d, moved(hot, generator)), filled(x, hot, "blur"))
+        ],
         "frame": (combined(x, d, ring), combined(x, o, ring), filled(x, ring, "blur")),
         "pattern": (pattern.given_to(x), null_pattern.given_to(x), filled(x, strong, "blur")),
         "colour": (with_colours(x, d), with_colours(x, o)),
@@ -108,7 +121,7 @@ def transplants(
     }
     if not plain_edges:
         given["surroundings"] = (combined(x, d, outside), combined(x, o, outside), filled(x, outside, "blur"))
-    return followed | {name: _followed(predict, pairs.label, *images) for name, images in given.items()}
+    return followed | {name: _followed(predict, pairs, *images) for name, images in given.items()}
 
 
 def spots(predict: Predict, pairs: Pairs, generator: torch.Generator) -> dict[str, Followed]:
@@ -121,12 +134,16 @@ def spots(predict: Predict, pairs: Pairs, generator: torch.Generator) -> dict[st
         "box": (pasted(x, d, at, target), pasted(x, d, elsewhere, target)),
         "spot": (pasted(x, d, at, at), pasted(x, d, elsewhere, at), filled(x, at.masks(size), "blur")),
     }
-    return {name: _followed(predict, pairs.label, *images) for name, images in given.items()}
+    return {name: _followed(predict, pairs, *images) for name, images in given.items()}
 
 
-def _followed(predict: Predict, label: int, *images: Tensor) -> Followed:
+def _followed(predict: Predict, pairs: Pairs, *images: Tensor) -> Followed:
     """Return which of the receivers with the transplant, the null and (if given) the fill alone become the class."""
-    return Followed(*((predict(x).argmax(1) == label).double().cpu() for x in images))
+    logits = [predict(x).cpu() for x in images]
+    hits = [(rows.argmax(1) == pairs.label).double() for rows in logits]
+    target = torch.full((len(hits[0]),), pairs.label)
+    carried = (margins(logits[0], target) - margins(logits[1], target)).double() / pairs.way
+    return Followed(hits[0], hits[1], hits[2] if len(hits) > 2 else None, carried)
 
 
 def frame_mask(size: tuple[int, int]) -> Tensor:

@@ -1,6 +1,6 @@
 """Repair of models that rely on a planted shortcut: what swapped shortcuts cost before and after, what clean ones lose.
 
-    python tests/benchmarks/bench_repair.py --data-root DATA --keep FOLDER [--half report] [--only NAME] [--out FILE]
+    python -m tests.benchmarks.bench_repair --data-root DATA --keep FOLDER [--half report] [--only NAME] [--out FILE]
 
 For every planted case of `tests/benchmarks/shortcut_models.py` whose model learned its shortcut and is better than
 chance without it: concepts are fitted to planted training images, the concepts to remove are those that the audit names

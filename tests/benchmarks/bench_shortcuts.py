@@ -1,6 +1,6 @@
 """Planted shortcuts found and honest models left alone: figures on models that set no threshold, beside other ways.
 
-    python tests/benchmarks/bench_shortcuts.py --data-root DATA --keep FOLDER [--half report] [--rounds 0 1] [--peers]
+    python -m tests.benchmarks.bench_shortcuts --data-root DATA --keep FOLDER [--half report] [--rounds 0 1] [--peers]
         [--only NAME] [--out FILE]
 
 Every case of `tests/benchmarks/shortcut_models.py` is trained, measured and judged; weights and measures are kept in

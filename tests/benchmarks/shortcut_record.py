@@ -23,16 +23,18 @@ from torch import Tensor
 
 import auditor.reliance
 from auditor.attribution.baselines import grad_cam
+from auditor.auditing.model_reliance import PER_CLASS
 from auditor.errors import LayerError
 from auditor.reliance import Boxes, ClassReliance, Heat, Reliance, RelianceConfig, measure
 from auditor.reliance.hiding import Survival
 from auditor.reliance.measures import MIN_IMAGES, HeatOf, second_look
 from auditor.reliance.transplant import Followed
+from auditor.reliance.trials import Trial
 from tests.benchmarks.shortcut_models import Case, Made, make, predict
 
-IMAGES_PER_CLASS = 20
+IMAGES_PER_CLASS = PER_CLASS  # as in an audit
 SAMPLES = 6  # of expected gradients, per image
-KEPT = (Reliance, ClassReliance, Followed, Survival, Boxes)
+KEPT = (Reliance, ClassReliance, Followed, Survival, Boxes, Trial)
 
 
 @dataclass(frozen=True)

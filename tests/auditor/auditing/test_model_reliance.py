@@ -83,7 +83,7 @@ def test_metrics_of_every_class_and_of_the_worst_have_nulls_and_counts(caught):
     assert worst.value == max(marked.value, m["model/reliance/bare/score"].value)
     assert worst.direction == "down"
     followed = m["model/reliance/marked/transplant_region"]
-    assert followed.n > 10
+    assert followed.n >= 10
     assert followed.null is not None
     assert followed.low <= followed.value <= followed.high
     for name, measure in m.items():

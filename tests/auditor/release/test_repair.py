@@ -1,5 +1,7 @@
 """Repair of a model that is known: it reads an object and a plate, and must read the object alone afterwards."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -138,3 +140,13 @@ def test_by_default_the_head_is_refitted_where_that_does_better(subject, explain
         (False, True): "what is above the layer refitted on images without the spots of concepts 1",
     }
     assert done.words == words[done.is_projected, bool(done.weights)]
+
+
+def test_it_says_whether_it_helps_on_held_out_images(subject, explainer, data):
+    done = repair(subject, explainer, [1], data)
+    before, after = done.held_out
+    assert after == 1.0 > before
+    assert f"{before:.0%} were right before and 100% are now" in done.helps
+    assert "does not help" not in done.helps
+    assert "this does not help; train the model again" in replace(done, held_out=(0.5, 0.5)).helps
+    assert repair(subject, explainer, [1], data, refit_head=False).helps == ""
