@@ -80,9 +80,10 @@ def _draw_data(
     source: Source, config: StudyConfig, number: int, progress: Progress
 ) -> tuple[DrawnData, dict[str, DrawnImage], dict[str, bytes]]:
     subject = source.subject
+    named = _named_classes(source, config)  # a wrong name is said before the model is asked
     asked = _ask(source, progress)
     rng = np.random.default_rng([config.seed, number])
-    classes, how = _choose_classes(source, config, asked, rng)
+    classes, how = _choose_classes(source, config, asked, rng, named)
     sets = _draw_sets(asked.predicted, classes, config, rng)
     rows = sorted(row for one in sets for row in one)
     keys = {row: _key(config.seed, number, asked.ids[row], row) for row in rows}
@@ -153,25 +154,35 @@ def _ask(source: Source, progress: Progress) -> _Asked:
     )
 
 
+def _named_classes(source: Source, config: StudyConfig) -> list[int]:
+    """Return the classes that were chosen by name; none where they are chosen by the model's answers or the seed."""
+    if isinstance(source.classes, str):
+        if source.classes not in ("alike", "random"):
+            raise StudyError(f"study: classes are chosen alike, random, or by their names, got {source.classes!r}.")
+        return []
+    classes = [source.subject.class_index(name) for name in source.classes]
+    if len(set(classes)) != config.n_classes:
+        raise StudyError(
+            f"study: want {config.n_classes} different classes of {source.name}, got {len(set(classes))}; name as "
+            "many, or change --n-classes."
+        )
+    for k in classes:
+        _check_explained(source, k)
+    return sorted(classes)
+
+
 def _choose_classes(
-    source: Source, config: StudyConfig, asked: _Asked, rng: np.random.Generator
+    source: Source, config: StudyConfig, asked: _Asked, rng: np.random.Generator, named: Sequence[int]
 ) -> tuple[list[int], str]:
     """Return the classes of a data set, and how they were chosen."""
     names = source.subject.class_names
     n_of = np.bincount(asked.predicted, minlength=len(names))
     needed = -(-config.sets * config.per_batch // config.n_classes)
-    if not isinstance(source.classes, str):
-        classes = [source.subject.class_index(name) for name in source.classes]
-        if len(set(classes)) != config.n_classes:
-            raise StudyError(
-                f"study: want {config.n_classes} different classes of {source.name}, got {len(set(classes))}; name as "
-                "many, or change --n-classes."
-            )
-        for k in classes:
-            _check_explained(source, k)
+    if named:
+        for k in named:
             if n_of[k] < needed:
                 raise _too_few(source, config, needed, [(names[k], int(n_of[k]))])
-        return sorted(classes), "by name"
+        return list(named), "by name"
     unexplained = {k for k in range(len(names)) if _not_explaining(source, k)}
     usable = [k for k in range(len(names)) if n_of[k] >= needed and k not in unexplained]
     if len(usable) < config.n_classes:
@@ -182,8 +193,6 @@ def _choose_classes(
         raise _too_few(source, config, needed, most[: config.n_classes + 2], note)
     if source.classes == "random":
         return sorted(rng.choice(usable, config.n_classes, replace=False).tolist()), "by the seed"
-    if source.classes != "alike":
-        raise StudyError(f"study: classes are chosen alike, random, or by their names, got {source.classes!r}.")
     return sorted(alike(asked.probabilities, asked.predicted, usable, config.n_classes)), "most alike to the model"
 
 
