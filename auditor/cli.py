@@ -7,6 +7,7 @@ import os
 from auditor.commands import (  # noqa: F401, each registers its command
     audit,
     compare,
+    compare_maps,
     concepts,
     curves,
     demo,

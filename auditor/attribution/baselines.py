@@ -1,25 +1,26 @@
 """Relevance maps by other methods, for comparison on the same images: gradients, class activation maps, occlusion.
 
 Every method takes a subject, pixels and target classes, and returns a map (batch, C, H, W); a map without channels is
-the same in each. What we do not have ourselves comes from Captum when it is installed (``captum:DeepLift``).
+the same in each. LIME and SHAP are those of their authors, and further methods come from Captum and zennit when they
+are installed (``captum:DeepLift``, ``zennit:EpsilonPlusFlat``).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any
+from difflib import get_close_matches
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from auditor.attribution.excitation import ExcitationBackprop
+from auditor.attribution.guided_backprop import guided_backprop
+from auditor.attribution.other_libraries import Attribution, from_captum, from_zennit, lime, shap_partition
+from auditor.attribution.relevance_propagation import deep_taylor, lrp
 from auditor.errors import LayerError, OptionError
 from auditor.network.aten_graph import graph_of
 from auditor.subject.subject import Subject
-
-Attribution = Callable[[Subject, Tensor, Tensor], Tensor]
 
 
 def _slope(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
@@ -155,49 +156,31 @@ METHODS: dict[str, Attribution] = {
     "occlusion": occlusion,
     "random": uninformed,
     "excitation": excitation,
+    "guided backprop": guided_backprop,
+    "LRP-alpha-beta": lrp,
+    "deep Taylor": deep_taylor,
+    "LIME": lime,
+    "SHAP": shap_partition,
 }
+SLOW = ("LIME", "SHAP")  # of libraries that may not be installed
 
 
 def attribution(name: str) -> Attribution:
-    """Return a method by name: one of `METHODS`, or ``captum:CLASS`` for Captum's own.
+    """Return a method by name: one of `METHODS`, or ``captum:CLASS`` and ``zennit:COMPOSITE`` for these libraries' own.
 
-    ``captum:`` takes any attribution class that needs no further argument than input and target (DeepLift,
-    GuidedBackprop, Deconvolution, InputXGradient).
+    >>> attribution("Grad-CAM") is grad_cam
+    True
     """
     if name in METHODS:
         return METHODS[name]
-    if name.startswith("captum:"):
-        return _from_captum(name.removeprefix("captum:"))
-    names = ", ".join([*METHODS, "captum:CLASS"])
-    raise OptionError(f"attribution: no method is called {name!r}; the methods are {names}.")
+    library, sign, method = name.partition(":")
+    if sign and library in LIBRARIES:
+        return LIBRARIES[library](method)
+    near = [n for n in METHODS if n.lower() == name.lower()] or get_close_matches(name, METHODS, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}" if near else f"the methods are {', '.join(METHODS)}"
+    raise OptionError(
+        f"maps: no method is called {name!r}; {hint}; captum:CLASS and zennit:COMPOSITE are these libraries'."
+    )
 
 
-def _from_captum(name: str) -> Attribution:
-    try:
-        captum: Any = importlib.import_module("captum.attr")
-    except ImportError as error:
-        raise OptionError(
-            f"attribution: captum:{name} needs Captum; pip install captum, or leave this map out."
-        ) from error
-    method: Any = getattr(captum, name, None)
-    if method is None:
-        raise OptionError(f"attribution: Captum has no method {name!r}; see captum.attr for the names.")
-
-    def run(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
-        with torch.enable_grad():
-            leaf = x.detach().clone().requires_grad_()
-            relevance: Tensor = method(_Logits(subject)).attribute(leaf, target=targets)
-        return relevance.detach()
-
-    return run
-
-
-class _Logits(nn.Module):
-    """The subject as a module from pixels to logits."""
-
-    def __init__(self, subject: Subject) -> None:
-        super().__init__()
-        self.inner, self.subject = subject.module, subject
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.subject.logits(x)
+LIBRARIES: dict[str, Callable[[str], Attribution]] = {"captum": from_captum, "zennit": from_zennit}

@@ -83,3 +83,17 @@ def overlay(
     grey = rgb.astype(np.float32) * 0.6 + 60.0  # dimmed, so that colour is seen on black and on white
     colour = np.array(RED if positive else BLUE, dtype=np.float32)
     return Image.fromarray((grey * (1 - alpha) + colour * alpha).clip(0, 255).astype(np.uint8))
+
+
+def overlay_signed(image: Tensor, heatmap: Tensor, *, side: int) -> Image.Image:
+    """Lay a signed map over an image: red speaks for the class, blue against, full colour from the top percent on.
+
+    >>> overlay_signed(torch.zeros(3, 6, 8), torch.randn(6, 8), side=80).size
+    (80, 60)
+    """
+    heat = upsample(heatmap, (image.shape[1], image.shape[2])) if heatmap.shape != image.shape[1:] else heatmap.float()
+    size = heat.abs().flatten()
+    peak = float(size.kthvalue(max(1, round(0.99 * size.numel()))).values) or float(size.max()) or 1.0
+    both = [overlay(image, part, positive=sign, top=peak, side=side) for part, sign in ((heat, True), (-heat, False))]
+    against = upsample(heat, both[0].size[::-1]).lt(0).numpy()
+    return Image.composite(both[1], both[0], Image.fromarray(against.astype(np.uint8) * 255))
