@@ -33,6 +33,7 @@ from auditor.commands import (  # noqa: F401, each registers its command
     study,
     study_results,
     tcav,
+    train,
     verify,
     xnn_sheet,
     xnn_table,

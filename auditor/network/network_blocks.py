@@ -95,6 +95,28 @@ class LogitsOf(nn.Module):
         return out[:, None] if out.ndim == 1 else out
 
 
+def network_block(block: nn.Module) -> NetworkBlock:
+    """Return the part of the graph that a block of `split` wraps."""
+    while isinstance(block, FromPixels | LogitsOf):
+        block = block.block
+    assert isinstance(block, NetworkBlock)
+    return block
+
+
+def block_weights(block: nn.Module) -> dict[str, Tensor]:
+    """Return a block's parameters by their names in the model."""
+    part = network_block(block)
+    return {part.names[name]: p.detach().clone() for name, p in part.named_parameters()}
+
+
+def set_block_weights(block: nn.Module, weights: dict[str, Tensor]) -> None:
+    """Put stored parameters into a block of the same cut."""
+    part = network_block(block)
+    with torch.no_grad():
+        for name, p in part.named_parameters():
+            p.copy_(weights[part.names[name]])
+
+
 def split(subject: Subject, cuts: str | Sequence[str], *, pixels: bool = True) -> list[nn.Module]:
     """Return the network in blocks that end at the named layers, and the one from there to the logits.
 

@@ -13,7 +13,7 @@ over all samples, then the dual.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -29,12 +29,14 @@ from auditor.kernels.admm.subproblems import (
     spd_solve,
     squared_prox,
 )
-from auditor.kernels.admm.weight_constraints import Constraint, project, violation
+from auditor.kernels.admm.weight_constraints import ORTHONORMAL, Constraint, violation
+from auditor.kernels.admm.weight_constraints import project as project_on
 from auditor.training.affine_stack import AffineStack
 from auditor.training.cycle import Cycle, Snapshot, Watch
 from auditor.training.losses import loss_of
 
 MAX_DOUBLINGS = 60
+Projection = Callable[[Tensor], Tensor]  # the nearest matrix of a set to W
 
 
 class DlAdmmConfig(BaseModel):
@@ -61,7 +63,10 @@ class DlAdmmConfig(BaseModel):
 
 
 class DlAdmm:
-    """One run; iterate for cycles, or take ``sweep`` to watch every single sub-update."""
+    """One run; iterate for cycles, or take ``sweep`` to watch every single sub-update.
+
+    ``project(W)`` holds any constraint from outside: the nearest matrix, of a set of one's own, to W.
+    """
 
     def __init__(
         self,
@@ -70,23 +75,26 @@ class DlAdmm:
         y: Tensor,
         config: DlAdmmConfig | None = None,
         masks: Sequence[Tensor | None] | None = None,
+        project: Projection | None = None,
     ) -> None:
         self.config = cfg = config or DlAdmmConfig()
-        if cfg.penalty == "l1" and cfg.constraint in ("orthonormal", "unit_rows", "unit_columns"):
-            raise OptionError(f"dladmm: l1 with {cfg.constraint} has no closed prox; choose one of them, or l2.")
+        if cfg.penalty == "l1" and (project or cfg.constraint in (*ORTHONORMAL, "unit_rows", "unit_columns")):
+            what = "a projection from outside" if project else cfg.constraint
+            raise OptionError(f"dladmm: l1 with {what} has no closed prox; choose one of them, or l2.")
+        if project is not None and cfg.constraint != "none":
+            raise OptionError(f"dladmm: constraint {cfg.constraint} and a projection from outside; give one of them.")
+        self.project = project
         self.net = net = AffineStack(blocks, x, y, "dladmm", n_kept=3)
         self.y, self.blocks, self.rho = y, list(blocks), cfg.rho
         L = len(net)
         self.masks = list(masks) if masks is not None else [None] * L
         self.constraints: list[Constraint] = [cfg.constraint] * (L - 1)
         self.constraints.append(cfg.constraint if cfg.constrain_last else "none")
-        for layer, constraint in enumerate(self.constraints):
-            if constraint == "support" and (len(self.masks) != L or self.masks[layer] is None):
-                raise OptionError(f"dladmm: a fixed support needs a mask for layer {layer + 1}; give masks=[…].")
+        self._check_constraints()
         if cfg.init is not None:
             net.draw("normal", cfg.init, torch.Generator().manual_seed(cfg.seed))
         for layer in range(L):
-            net.W[layer] = project(net.W[layer], self.constraints[layer], self.masks[layer])
+            net.W[layer] = self._feasible(layer, net.W[layer])
         self.z, self.a = net.run()
         self.z[-1] = torch.full_like(self.z[-1], -1.0).scatter_(1, y[:, None], 1.0)
         self.d = torch.zeros_like(self.z[-1])
@@ -94,6 +102,36 @@ class DlAdmm:
         self._input_gram = net.x.T @ net.x
         self._affine: dict[int, Tensor] = {}  # W a + b of a layer, until a factor changes
         self.theta_used = [cfg.theta] * L
+
+    def _check_constraints(self) -> None:
+        """Refuse what cannot hold before any work is done."""
+        L = len(self.net)
+        for layer, (W, constraint) in enumerate(zip(self.net.W, self.constraints, strict=True)):
+            if constraint == "support" and (len(self.masks) != L or self.masks[layer] is None):
+                raise OptionError(f"dladmm: a fixed support needs a mask for layer {layer + 1}; give masks=[…].")
+            if constraint == "orthonormal_rows" and len(W) > W.shape[1]:
+                raise OptionError(
+                    f"dladmm: layer {layer + 1} has {len(W)} rows of {W.shape[1]} weights, and more rows than weights "
+                    "cannot be orthonormal; make the layer narrower, or take constraint orthonormal (columns there)."
+                )
+            made = self._feasible(layer, W)
+            if made.shape != W.shape or not bool(torch.isfinite(made).all()):
+                raise OptionError(
+                    f"dladmm: project(W) must give a finite matrix of W's shape {tuple(W.shape)} at layer {layer + 1}, "
+                    f"got {tuple(made.shape)}."
+                )
+            moved = float((self._feasible(layer, made) - made).abs().max())
+            if self.project is not None and moved > 1e-4 * max(1.0, float(made.abs().max())):
+                raise OptionError(
+                    f"dladmm: project(project(W)) differs from project(W) at layer {layer + 1} by {moved:.2g}, so it "
+                    "is no projection on a set; give one that is."
+                )
+
+    def _feasible(self, layer: int, W: Tensor) -> Tensor:
+        """Return the nearest weights that meet the layer's constraint."""
+        if self.project is not None and (layer < len(self.net) - 1 or self.config.constrain_last):
+            return self.project(W)
+        return project_on(W, self.constraints[layer], self.masks[layer])
 
     def __iter__(self) -> Iterator[Cycle]:
         """Yield a cycle per iteration; the blocks are changed in place and feasible."""
@@ -158,6 +196,8 @@ class DlAdmm:
 
     def violation(self) -> float:
         """Return the largest violation of any layer's constraint."""
+        if self.project is not None:
+            return max(float((self._feasible(layer, W) - W).abs().max()) for layer, W in enumerate(self.net.W))
         rows = zip(self.net.W, self.constraints, self.masks, strict=True)
         return max(violation(W, constraint, mask) for W, constraint, mask in rows)
 
@@ -189,7 +229,7 @@ class DlAdmm:
         self._affine.pop(layer, None)
         gram = self._input_gram if layer == 0 else a.T @ a
         cross = (target - self.net.b[layer]).T @ a
-        if cfg.solver == "exact" and cfg.penalty != "l1" and self.constraints[layer] == "none":
+        if cfg.solver == "exact" and cfg.penalty != "l1" and self.constraints[layer] == "none" and not self.project:
             ridge = 2 * cfg.strength / c if cfg.penalty == "l2" else 0.0
             self._lower(layer, spd_solve(gram, cross.T, ridge).T, c, gram, cross)
             return
@@ -225,7 +265,7 @@ class DlAdmm:
             new = soft(new, cfg.strength / theta)
         elif cfg.penalty == "l2":
             new = (theta * W - g) / (theta + 2 * cfg.strength)
-        return project(new, self.constraints[layer], self.masks[layer])
+        return self._feasible(layer, new)
 
     def _step_b(self, layer: int) -> None:
         _, target = self._coupling(layer)
@@ -262,6 +302,12 @@ class DlAdmm:
         self._affine.pop(layer + 1, None)
 
 
-def dladmm(blocks: Sequence[nn.Module], x: Tensor, y: Tensor, config: DlAdmmConfig | None = None) -> Iterator[Cycle]:
+def dladmm(
+    blocks: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    config: DlAdmmConfig | None = None,
+    project: Projection | None = None,
+) -> Iterator[Cycle]:
     """Yield the cycles of a fresh run."""
-    return iter(DlAdmm(blocks, x, y, config))
+    return iter(DlAdmm(blocks, x, y, config, project=project))

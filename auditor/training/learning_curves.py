@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,7 @@ from auditor.data.source import open_data
 from auditor.errors import NumericsError, OptionError
 from auditor.progress import Progress, silent
 from auditor.subject.preprocessing import Preprocessing
-from auditor.training.cycle import accuracy
+from auditor.training.cycle import Cycle, accuracy
 from auditor.training.optimizers import METHODS, cycles
 
 COLOURS = ("#1f5ac8", "#d62728", "#2ca02c", "#9467bd", "#8c564b", "#e377c2", "#ff7f0e", "#4d4d4d")
@@ -64,22 +65,69 @@ def learning_curves(
         if "batch" in METHODS[method][1].model_fields:
             settings["batch"] = max(16, min(128, len(x) // 50))  # small sets need their steps
         run = cycles(method, blocks, x, y, epochs=epochs, seed=seed, **settings)
-        spent = cpu = 0.0
-        try:
-            for epoch in range(1, epochs + 1):
-                began = perf_counter(), process_time()
-                cycle = next(run)
-                spent, cpu = spent + perf_counter() - began[0], cpu + process_time() - began[1]
-                curve.accuracy.append(accuracy(blocks, *held))
-                curve.loss.append(cycle.loss)
-                curve.residuals.append(list(cycle.residuals))
-                curve.seconds.append(spent)
-                curve.cpu_seconds.append(cpu)
-                progress(f"training by {method}", epoch, epochs)
-        except NumericsError as error:
-            curve.stopped = str(error)
+        follow(run, curve, blocks, held, epochs, progress)
         done.append(curve)
     return done
+
+
+def follow(
+    run: Iterator[Cycle],
+    curve: Curve,
+    blocks: Sequence[nn.Module],
+    held: tuple[Tensor, Tensor],
+    epochs: int,
+    progress: Progress = silent,
+) -> None:
+    """Take so many cycles of a run and measure after each; where it breaks down, the curve says why."""
+    spent = cpu = 0.0
+    try:
+        for epoch in range(1, epochs + 1):
+            began = perf_counter(), process_time()
+            cycle = next(run)
+            spent, cpu = spent + perf_counter() - began[0], cpu + process_time() - began[1]
+            curve.accuracy.append(accuracy(blocks, *held))
+            curve.loss.append(cycle.loss)
+            curve.residuals.append(list(cycle.residuals))
+            curve.seconds.append(spent)
+            curve.cpu_seconds.append(cpu)
+            progress(f"training by {curve.method}", epoch, epochs)
+    except NumericsError as error:
+        curve.stopped = str(error)
+
+
+def band(curves: Sequence[Curve]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of the accuracies of several seeds, as long as all of them run.
+
+    >>> band([Curve("sgd", [0.5, 0.8]), Curve("sgd", [0.7, 0.8, 0.9])])
+    ([0.6, 0.8], [0.1, 0.0])
+    """
+    length = min(len(curve.accuracy) for curve in curves)
+    rows = torch.tensor([curve.accuracy[:length] for curve in curves], dtype=torch.float64)
+    mean, spread = rows.mean(0), rows.std(0, unbiased=False)
+    return [round(v, 9) for v in mean.tolist()], [round(v, 9) for v in spread.tolist()]
+
+
+def band_picture(curves: Sequence[Curve], path: str | Path, title: str = "") -> Path:
+    """Draw the mean accuracy of several seeds with a band of one standard deviation; return the path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    mean, spread = (np.array(values) * 100 for values in band(curves))
+    epochs = np.arange(1, len(mean) + 1)
+    for curve in curves:
+        axes.plot(range(1, len(curve.accuracy) + 1), [100 * a for a in curve.accuracy], color="#999999", linewidth=0.8)
+    axes.fill_between(epochs, mean - spread, mean + spread, color=COLOURS[0], alpha=0.25)
+    axes.plot(epochs, mean, color=COLOURS[0], label=f"{curves[0].method}, mean of {len(curves)} seeds")
+    axes.set(xlabel="epoch (pass over the samples)", ylabel="test accuracy, %", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    return path
 
 
 def stack(widths: Sequence[int], seed: int) -> list[nn.Module]:

@@ -1,6 +1,7 @@
 """Hard constraints G(W) = 0 on weight matrices: the Euclidean projection on each set, and how far a matrix is from it.
 
 orthonormal      W W' = I (rows; columns when there are more rows than columns)     polar factor of the SVD
+orthonormal_rows W W' = I, which no matrix of more rows than columns meets          the same
 unit_rows        |w_i| = 1                                                          divide
 support          w_ij = 0 outside a mask                                            multiply
 nonnegative      w_ij >= 0                                                          clip
@@ -13,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Constraint = Literal["none", "orthonormal", "unit_rows", "unit_columns", "support", "nonnegative"]
+Constraint = Literal["none", "orthonormal", "orthonormal_rows", "unit_rows", "unit_columns", "support", "nonnegative"]
+ORTHONORMAL = ("orthonormal", "orthonormal_rows")
 
 
 def project(W: Tensor, constraint: Constraint, mask: Tensor | None = None) -> Tensor:
@@ -22,7 +24,7 @@ def project(W: Tensor, constraint: Constraint, mask: Tensor | None = None) -> Te
     >>> project(torch.tensor([[3.0, 0.0], [1.0, 2.0]], dtype=torch.float64), "orthonormal").round(decimals=6).tolist()
     [[0.980581, -0.196116], [0.196116, 0.980581]]
     """
-    if constraint == "orthonormal":
+    if constraint in ORTHONORMAL:
         return polar_factor(W)
     if constraint in ("unit_rows", "unit_columns"):
         dim = 1 if constraint == "unit_rows" else 0
@@ -52,8 +54,9 @@ def violation(W: Tensor, constraint: Constraint, mask: Tensor | None = None) -> 
     3.0
     """
     W = W.double()
-    if constraint == "orthonormal":
-        gram = W @ W.T if len(W) <= W.shape[1] else W.T @ W
+    if constraint in ORTHONORMAL:
+        by_rows = constraint == "orthonormal_rows" or len(W) <= W.shape[1]
+        gram = W @ W.T if by_rows else W.T @ W
         return float((gram - torch.eye(len(gram), dtype=gram.dtype, device=gram.device)).abs().max())
     if constraint in ("unit_rows", "unit_columns"):
         return float((torch.linalg.vector_norm(W, dim=1 if constraint == "unit_rows" else 0) - 1).abs().max())

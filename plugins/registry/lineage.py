@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError
@@ -37,6 +39,53 @@ def register_repair(repair: Repair, explainer: Any, uri: str | ModelVersion, *, 
     change = repair.words
     with repair.network(subject) as made:
         return _register(made, explainer, resolve(uri, registered=True), subject, change)
+
+
+def register_trained(
+    made: Subject,
+    source: str | ModelVersion | None,
+    name: str,
+    *,
+    source_digest: str,
+    change: str,
+    curves: Sequence[Sequence[float]],
+    picture: Path,
+) -> str:
+    """Register a network that was trained here, with its curves in a run; return the version's URI.
+
+    It is the next version of ``source``, whose network (of ``source_digest``) it was trained from, or the model
+    ``name``. ``curves`` are the accuracies of each seed by epoch.
+    """
+    version = None if source is None else resolve(source, registered=True)
+    with mlflow_errors(f"register {name}"):
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric
+
+        client, experiment = MlflowClient(), None
+        if version is not None:
+            name, experiment = version.name, client.get_experiment(version.experiment_id).name
+    new = log_subject(made, name, experiment=experiment)
+    with mlflow_errors(f"store the curves of {name}"):
+        registered, now = resolve(new, registered=True), datetime.now(timezone.utc)
+        run = client.create_run(registered.experiment_id, run_name=f"train {name}").info.run_id
+        stamp = int(now.timestamp() * 1000)
+        entries = [
+            Metric(f"accuracy/seed_{seed}", value, stamp, epoch)
+            for seed, accuracies in enumerate(curves)
+            for epoch, value in enumerate(accuracies, 1)
+        ]
+        for start in range(0, len(entries), 500):  # MLflow takes at most 1000 at once
+            client.log_batch(run, metrics=entries[start : start + 500])
+        client.log_artifact(run, str(picture))
+        client.set_terminated(run)
+        tag = tags.LineageTag(
+            source="" if version is None else version.label,
+            source_digest=source_digest,
+            time=now.isoformat(timespec="seconds"),
+            change=f"{change}; curves in run {run}",
+        )
+        set_tag(registered, tags.LINEAGE, tag.encode())
+    return new
 
 
 def _register(made: Subject, explainer: Any, version: ModelVersion, subject: Subject, change: str) -> str:

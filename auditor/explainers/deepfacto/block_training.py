@@ -31,7 +31,7 @@ from auditor.explainers.deepfacto.copies import copies_of
 from auditor.explainers.deepfacto.factor_admm import validated
 from auditor.explainers.deepfacto.score_heads import ROWS, BlocksHead, axis_of
 from auditor.network.aten_graph import graph_of
-from auditor.network.network_blocks import FromPixels, LogitsOf, NetworkBlock, split
+from auditor.network.network_blocks import block_weights, set_block_weights, split
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 from auditor.training.block_admm import BlockAdmm
@@ -111,28 +111,6 @@ def start_of_training(subject: Subject, layer: str) -> str | None:
         if is_between and counted({node}) >= LEAST_BELOW * whole:
             return item.name if math.prod(item.shape) <= most else None
     return None
-
-
-def network_block(block: nn.Module) -> NetworkBlock:
-    """Return the part of the graph that a block of `split` wraps."""
-    while isinstance(block, FromPixels | LogitsOf):
-        block = block.block
-    assert isinstance(block, NetworkBlock)
-    return block
-
-
-def named_weights(block: nn.Module) -> dict[str, Tensor]:
-    """Return a block's parameters by their names in the model."""
-    part = network_block(block)
-    return {part.names[name]: p.detach().clone() for name, p in part.named_parameters()}
-
-
-def set_weights(block: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Put stored parameters into a block of the same cut."""
-    part = network_block(block)
-    with torch.no_grad():
-        for name, p in part.named_parameters():
-            p.copy_(weights[part.names[name]])
 
 
 def lift_of(weight: Tensor, bias: Tensor, axis: int) -> Lift:
@@ -262,7 +240,7 @@ class BlockFit:
     def state(self, epoch: int) -> TrainedBlocks:
         """Return a copy of everything that was learned."""
         lift = self.head.lift.weight.detach().clone(), self.head.lift.bias.detach().clone()
-        weights, above = named_weights(self.network.below), named_weights(self.network.above)
+        weights, above = block_weights(self.network.below), block_weights(self.network.above)
         return TrainedBlocks(self.factors.basis.clone(), weights, above, lift, epoch, valid=[self.validation()])
 
     def validation(self) -> tuple[float, float]:
@@ -308,8 +286,8 @@ class BlockFit:
     def _finished(self, best: TrainedBlocks, lowest: float) -> TrainedBlocks:
         """Go back to the best pass and let the blocks above learn from its scores, if that lowers the objective."""
         self.factors.basis.copy_(best.M)
-        set_weights(self.network.below, best.weights)
-        set_weights(self.network.above, best.above)
+        set_block_weights(self.network.below, best.weights)
+        set_block_weights(self.network.above, best.above)
         with torch.no_grad():
             self.head.lift.weight.copy_(best.lift[0])
             self.head.lift.bias.copy_(best.lift[1])

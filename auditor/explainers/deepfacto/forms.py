@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.nn import functional as nf
 
 from auditor.errors import AuditError
-from auditor.explainers.deepfacto.block_training import BlockFit, SplitNetwork, lift_of, make_task, set_weights
+from auditor.explainers.deepfacto.block_training import BlockFit, SplitNetwork, lift_of, make_task
 from auditor.explainers.deepfacto.examples import DeepFactoConfig, FactorExamples
 from auditor.explainers.deepfacto.factor_admm import FULL_STEPS, HEAD_STEPS, State, Task, fit_head, train
 from auditor.explainers.deepfacto.score_heads import BlocksHead, LinearScoreHead, ScoreHead, axis_of
 from auditor.kernels.factorization.deepfacto import LinearHead, projected
 from auditor.network.below_layer import BelowLayer
-from auditor.network.network_blocks import split
+from auditor.network.network_blocks import set_block_weights, split
 from auditor.subject.layers import Layout
 from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
@@ -162,7 +162,7 @@ def score_head(tensors: Mapping[str, Tensor], subject: Subject, layer: str) -> S
         return LinearScoreHead(LinearHead(tensors["head.weight"], tensors["head.bias"], tensors["head.pool"]))
     layout = subject.layout(layer)
     above = split(subject, layer)[-1]
-    set_weights(above, {k.removeprefix(ABOVE): v for k, v in tensors.items() if k.startswith(ABOVE)})
+    set_block_weights(above, {k.removeprefix(ABOVE): v for k, v in tensors.items() if k.startswith(ABOVE)})
     lift = lift_of(tensors["lift.weight"], tensors["lift.bias"], axis_of(layout)).to(subject.device)
     return BlocksHead(lift, above, layout)
 

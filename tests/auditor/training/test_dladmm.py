@@ -238,3 +238,40 @@ def test_it_starts_from_the_forward_pass_with_the_labels_on_top():
     assert torch.equal(run.z[1].argmax(1), y)
     assert sorted(set(run.z[1].flatten().tolist())) == [-1.0, 1.0]
     assert float(run.d.abs().max()) == 0
+
+
+def symmetric_halves(W):
+    """The nearest matrix whose second half of columns repeats the first: a set that the package does not know."""
+    half = W.shape[1] // 2
+    mean = (W[:, :half] + W[:, half : 2 * half]) / 2
+    return torch.cat([mean, mean, W[:, 2 * half :]], 1)
+
+
+def test_any_constraint_from_outside_holds_by_its_projection():
+    x, y = blobs()
+    blocks = mlp(x.shape[1], 10, 8, 3)
+    solver = DlAdmm(blocks, x, y, DlAdmmConfig(nu=1e-2, rho=1e-2), project=symmetric_halves)
+    objectives = [cycle.objective for _, cycle in zip(range(12), solver, strict=False)]
+    for block in blocks[:-1]:
+        W = block[0].weight.detach()
+        torch.testing.assert_close(symmetric_halves(W), W, rtol=1e-5, atol=1e-6)
+    assert solver.violation() < 1e-5
+    assert objectives[-1] < objectives[0]
+    assert float((symmetric_halves(solver.net.W[-1]) - solver.net.W[-1]).abs().max()) > 1e-3  # the last is free
+
+
+@pytest.mark.parametrize(
+    ("options", "project", "said"),
+    [
+        ({"constraint": "orthonormal_rows"}, None, "layer 1 has 40 rows of 13 weights"),
+        ({}, lambda W: W[:, 1:], r"of W's shape \(40, 13\) at layer 1, got \(40, 12\)"),
+        ({}, lambda W: W + 1, "is no projection on a set"),
+        ({}, lambda W: W / 0, "must give a finite matrix"),
+        ({"constraint": "unit_rows"}, lambda W: W, "give one of them"),
+        ({"penalty": "l1"}, lambda W: W, "l1 with a projection from outside has no closed prox"),
+    ],
+)
+def test_constraints_that_cannot_hold_are_refused_before_the_work(options, project, said):
+    x, y = blobs()
+    with pytest.raises(OptionError, match=said):
+        DlAdmm(mlp(x.shape[1], 40, 3), x, y, DlAdmmConfig(**options), project=project)
