@@ -25,6 +25,7 @@ from auditor.subject.subject import Subject
 
 SIDE = 96  # pixels of a picture on the page
 MOST_ROWS = 150  # concepts on one sheet; a page has them all
+WIDE = 300  # pixels from which a picture is a plot
 MANY = 100  # concepts above which pictures of a page are stored as JPEG, which is a fifth of PNG
 TEXT, GAP, TOP = 300, 10, 44  # pixels of the sheet's text column, between pictures, and of its heading
 INK = (30, 30, 30)
@@ -204,10 +205,10 @@ def sized(image: Tensor, side: int) -> Image.Image:
     return Image.fromarray(to_rgb(image)).resize((side, side), Image.Resampling.NEAREST)
 
 
-def figure(picture: Image.Image, text: str, small: bool = False) -> dict[str, str]:
-    """Return a captioned picture for a template: its bytes as PNG or, to be small, as JPEG."""
+def figure(picture: Image.Image, text: str, small: bool = False) -> dict[str, Any]:
+    """Return a captioned picture for a template: its bytes as PNG or, to be small, as JPEG; a plot is shown wide."""
     buffer = io.BytesIO()
     kind = "JPEG" if small else "PNG"
     picture.convert("RGB").save(buffer, kind, quality=85)
     source = f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return {"src": source, "text": text}
+    return {"src": source, "text": text, "wide": picture.width >= WIDE}

@@ -7,6 +7,7 @@ kind ``nmf`` (complete by construction). The maths is in ``kernels/factorization
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from torch import Tensor
 from auditor.attribution.heatmap import overlay
 from auditor.data.python_objects import pixels_of_any
 from auditor.data.source import Batch, Data, open_data
-from auditor.errors import NumericsError, OptionError
+from auditor.errors import DataError, NumericsError, OptionError
 from auditor.explainers.base import Explainer, ExplainerConfig, HoldOutConfig, Reads
 from auditor.explainers.contributions import contributions
 from auditor.explainers.coupled.blocks import (
@@ -40,8 +41,10 @@ from auditor.explainers.coupled.latent_space import (
     distinctness,
     mask_of,
     neighbours,
+    one_dimensional_order,
     purity,
 )
+from auditor.explainers.coupled.superclasses import read_superclasses
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import CROP, Gallery, Shot
@@ -73,7 +76,12 @@ class CoupledConfig(HoldOutConfig):
     lambda_basis: float = Field(default=1e-4, ge=0, description="L2 penalty on the bases.")
     lambda_latent: float = Field(default=1.0, ge=0, description="L2 penalty on F (variant base).")
     lambda_group: float = Field(default=0.2, ge=0, description="Group penalty, about the share of a group it removes.")
-    lambda_tv: float = Field(default=0.05, ge=0, description="Total variation of F along examples sorted by label.")
+    lambda_tv: float = Field(default=0.05, ge=0, description="Total variation of F along the order of the examples.")
+    order: Literal["auto", "labels", "activations"] = Field(
+        default="auto",
+        description="Order of the examples (variant tv): by label, or by a one-dimensional embedding of the "
+        "activations; auto: by label where there are any.",
+    )
     lambda_ortho: float = Field(default=0.02, ge=0, description="Penalty on co-activation (variant tv).")
     pool: int = Field(default=4, ge=1, description="Longest side of a layer's grid after average pooling.")
     pixel_side: int = Field(default=32, ge=2, description="Longest side of the pixel blocks after average pooling.")
@@ -82,6 +90,7 @@ class CoupledConfig(HoldOutConfig):
     tol: float = Field(default=1e-4, ge=0, description="Stop when ten sweeps gain less than this share.")
     lambda_table: bool = Field(default=True, description="Re-fit with other L2 penalties on F and report the CKA.")
     top_images: int = Field(default=8, ge=1, le=64, description="Images kept per concept.")
+    superclasses: str | None = Field(default=None, description="CSV of label,superclass: a second name of the labels.")
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -109,6 +118,7 @@ class CoupledExplainer(Explainer):
     F_: Tensor  # (concepts, examples)
     labels_: Tensor  # (examples,) classes of the model, or numbers of label_names_; -1 where unknown
     label_names_: tuple[str, ...] | None  # the data's own labels where these are no classes of the model
+    superclasses_: tuple[str, ...]  # of every label; empty where none were given
     ids_: list[str]
     by_class_: Tensor  # (concepts, classes) mean contribution when the class is predicted
     class_score_: Tensor  # (concepts, classes) latent score summed per class
@@ -132,8 +142,9 @@ class CoupledExplainer(Explainer):
         X, held_X, fitted, held, images = self._gather(subject, data, progress)
         self.label_names_ = _foreign_labels(subject, data, fitted)
         shown = fitted.labels if self.label_names_ is None else fitted.source_labels
-        order = shown.argsort(stable=True) if cfg.variant == "tv" else torch.arange(len(fitted))
-        X = [x[:, order].contiguous() for x in X] if cfg.variant == "tv" else X  # neighbours belong together there
+        self.superclasses_ = self._superclasses(subject)
+        order = self._order(X, shown)
+        X = [x[:, order].contiguous() for x in X]
         self.labels_, self.ids_, thumbs = shown[order], [fitted.ids[i] for i in order.tolist()], fitted.images[order]
         self.blocks_ = [
             Block(b.name, b.layer, b.channels, b.grid, float(x.min()) < 0, scale_of(x, cfg.weights))
@@ -257,6 +268,7 @@ class CoupledExplainer(Explainer):
             "ids": self.ids_,
             "gallery": self.gallery_.captions(),
             **({} if self.label_names_ is None else {"label_names": list(self.label_names_)}),
+            **({"superclasses": list(self.superclasses_)} if self.superclasses_ else {}),
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
@@ -265,6 +277,7 @@ class CoupledExplainer(Explainer):
         self.P_ = [tensors[f"basis.{i}"] for i in range(len(self.blocks_))]
         self.F_, self.labels_, self.ids_ = tensors["latent"], tensors["labels"], list(state["ids"])
         self.label_names_ = tuple(map(str, state["label_names"])) if "label_names" in state else None
+        self.superclasses_ = tuple(map(str, state.get("superclasses", ())))
         self.by_class_, self.class_score_ = tensors["by_class"], tensors["class_score"]
         self.sensitivity_ = tensors["tcav"]
         self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
@@ -385,12 +398,32 @@ class CoupledExplainer(Explainer):
         except ValueError as error:
             raise NumericsError(f"{error}") from error
 
+    def _order(self, X: list[Tensor], labels: Tensor) -> Tensor:
+        """Return the order of the examples: as they came, but for the total variation, where neighbours are alike."""
+        cfg: CoupledConfig = self.config
+        if cfg.variant != "tv":
+            return torch.arange(len(labels))
+        if cfg.order == "labels" and bool((labels < 0).all()):
+            raise DataError("coupled: order=labels needs labels, and the data has none; take order=activations.")
+        rows = torch.cat([x / scale_of(x, "norm") for b, x in zip(self.blocks_, X, strict=True) if b.layer is not None])
+        by_activations = one_dimensional_order(rows)
+        if cfg.order == "activations" or (cfg.order == "auto" and bool((labels < 0).all())):
+            return by_activations
+        return by_activations[labels[by_activations].argsort(stable=True)]  # within a label, too
+
+    def _superclasses(self, subject: Subject) -> tuple[str, ...]:
+        if self.config.superclasses is None:
+            return ()
+        return read_superclasses(self.config.superclasses, self.label_names_ or subject.class_names)
+
     def _lambda_table(self, X: list[Tensor], progress: Progress) -> None:
         """Report the CKA of F between lambda and smaller ones from the common start, the paper's robustness table."""
         base = self.config.lambda_latent
-        for factor in LAMBDAS:
-            other = self._couple(X, base * factor, progress)
-            self.metrics[f"cka_lambda/{factor:g}"] = linear_cka(self.F_, other.F)
+        latents = {factor: self._couple(X, base * factor, progress).F for factor in LAMBDAS}
+        for factor, F in latents.items():
+            self.metrics[f"cka_lambda/{factor:g}"] = linear_cka(self.F_, F)
+        for one, other in itertools.combinations(LAMBDAS, 2):
+            self.metrics[f"cka_lambda/{one:g}/{other:g}"] = linear_cka(latents[one], latents[other])
 
     def _explained_basis(self, subject: Subject) -> tuple[WholeLayout, Tensor]:
         """Return the explained layer's layout as one position, and its basis over all neurons, in its own scale."""

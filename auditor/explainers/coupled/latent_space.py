@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,6 +83,37 @@ def neighbours(f: Tensor, F: Tensor, n: int = 30, skip: int | None = None) -> Ne
     strongest = F[:, nearest].argmax(0).bincount(minlength=F.shape[0]).double()
     share = strongest / max(1, nearest.numel())
     return Neighbours(nearest.tolist(), [float(c) for c in cosine[nearest]], share.tolist())
+
+
+def one_dimensional_order(rows: Tensor) -> Tensor:
+    """Return an order of the examples of ``rows`` (numbers >= 0, examples) in which neighbours are alike.
+
+    Spectral seriation: examples are sorted by the second eigenvector of the random walk whose steps go by cosine. An
+    example without any activation comes last.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    U = unit(rows.clamp(min=0).double(), 0)
+    n = U.shape[1]
+    degree = U.T @ U.sum(1)  # of each example, the sum of its cosines
+    blank = degree <= 0
+    root = torch.where(blank, 0.0, degree.clamp_min(1e-30).rsqrt())
+    if n - int(blank.sum()) < 3:
+        return blank.double().argsort(stable=True)
+    still = torch.where(blank, 0.0, degree.clamp_min(0).sqrt())
+    still = still / still.norm()  # the first eigenvector, which says nothing
+
+    def step(v: Any) -> Any:
+        x = torch.as_tensor(v, dtype=torch.float64).reshape(-1)
+        x = x - still * (still @ x)
+        x = root * (U.T @ (U @ (root * x)))
+        return (x - still * (still @ x)).numpy()
+
+    start = torch.linspace(-1, 1, n, dtype=torch.float64).numpy()
+    _, vectors = eigsh(LinearOperator((n, n), matvec=step, dtype=np.float64), k=1, which="LA", v0=start, tol=1e-6)
+    place = torch.from_numpy(vectors[:, 0].copy()) * root
+    place = place if float(place[0]) <= float(place[-1]) else -place  # the sign is arbitrary
+    return torch.where(blank, torch.inf, place).argsort(stable=True)
 
 
 def mask_of(latent: Tensor) -> Tensor:

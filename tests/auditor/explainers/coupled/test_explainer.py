@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from auditor.data.source import open_data
-from auditor.errors import NumericsError, OptionError
+from auditor.errors import DataError, NumericsError, OptionError
 from auditor.explainers.base import Explainer
 from auditor.explainers.coupled.explainer import CoupledExplainer
 from auditor.network.above_layer import prepare_above_layer
@@ -138,3 +138,34 @@ def test_numbers_beyond_the_models_classes_are_labels_of_their_own(subject, tmp_
     near = again.explain(subject, torch.rand(1, 2, 13, 9))[0].extra["neighbours"][0]
     assert near["label"] == -1
     assert near["label_name"] in probe.label_names_
+
+
+def test_without_labels_the_total_variation_goes_along_the_activations(subject, data, tmp_path):
+    options = {"layers": ["1", "4"], "rank": 3, "pool": 3, "max_iter": 30, "variant": "tv"}
+    images = next(data.batches(subject, 60)).images
+    shuffled = torch.randperm(60, generator=torch.Generator().manual_seed(3))
+    bare = CoupledExplainer(**options).fit(subject, images[shuffled])
+    kinds = torch.tensor([int(shuffled[int(name)]) % 3 for name in bare.ids_])
+    assert int((kinds[1:] != kinds[:-1]).sum()) == 2  # images of one kind stand together
+    by_label = CoupledExplainer(**options).fit(subject, data)
+    assert by_label.labels_.tolist() == sorted(by_label.labels_.tolist())
+    other = CoupledExplainer(**options, order="activations").fit(subject, data)
+    assert int((other.labels_[1:] != other.labels_[:-1]).sum()) == 2
+    with pytest.raises(DataError, match="order=labels needs labels"):
+        CoupledExplainer(**options, order="labels").fit(subject, images)
+
+
+def test_superclasses_name_the_concepts_on_the_page(subject, data, tmp_path):
+    from auditor.explainers.coupled.page import CoupledPage
+
+    (tmp_path / "super.csv").write_text("label,superclass\na,early\nb,late\nc,late\n")
+    fitted = CoupledExplainer(
+        layers=["1", "4"], rank=3, pool=3, max_iter=40, superclasses=str(tmp_path / "super.csv")
+    ).fit(subject, data)
+    (section,) = [s for s in CoupledPage(fitted, subject).sections() if "top super-classes" in s.columns]
+    assert len(section.table) == 3
+    assert {row[2].split(", ")[0] for row in section.table} == {"early", "late"}
+    fitted.save(tmp_path / "kept")
+    again = Explainer.load(tmp_path / "kept", subject)
+    assert again.superclasses_ == ("early", "late", "late")
+    assert len({f"cka_lambda/{k}" for k in ("0.1", "0.1/0.01", "0.01/0.001")} & set(fitted.metrics)) == 3

@@ -13,6 +13,7 @@ from auditor.explainers.coupled.latent_space import (
     distinctness,
     mask_of,
     neighbours,
+    one_dimensional_order,
     purity,
     top_examples,
     unit,
@@ -106,3 +107,29 @@ def test_sensitivity_of_a_linear_head_is_the_sign_of_its_weights():
     tcav = ConceptSensitivity(directions, 2)
     tcav.add(subject, "0", torch.rand(6, 1, 3, 4), torch.tensor([0, 1, 0, 1, -1, 0]))
     torch.testing.assert_close(tcav.scores(), (head[2].weight[:, :3].T > 0).float())
+
+
+def test_the_order_of_activations_finds_a_shuffled_curve():
+    n, d = 120, 40
+    place = torch.linspace(0, 1, n)
+    curve = torch.exp(-((torch.linspace(0, 1, d)[:, None] - place[None]) ** 2) / (2 * 0.15**2))  # a bump that slides
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    order = one_dimensional_order(curve[:, shuffled])
+    rank = shuffled[order]
+    rank = rank if rank[0] < rank[-1] else rank.flip(0)
+    assert torch.equal(rank, torch.arange(n))
+    # a dense matrix and its second eigenvector say the same
+    rows = torch.rand(7, 30, generator=torch.Generator().manual_seed(1)).double()
+    U = rows / rows.norm(dim=0)
+    S = U.T @ U
+    root = S.sum(0).rsqrt()
+    second = torch.linalg.eigh(root[:, None] * S * root[None]).eigenvectors[:, -2] * root
+    ours = one_dimensional_order(rows)
+    assert torch.equal(ours, second.argsort()) or torch.equal(ours, (-second).argsort())
+
+
+def test_an_example_without_activation_comes_last():
+    rows = torch.rand(5, 9, generator=torch.Generator().manual_seed(2))
+    rows[:, 3] = 0
+    assert int(one_dimensional_order(rows)[-1]) == 3
+    assert one_dimensional_order(torch.zeros(4, 3)).tolist() == [0, 1, 2]

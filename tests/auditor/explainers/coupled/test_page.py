@@ -34,7 +34,8 @@ def test_sections_and_rows_have_the_same_content(fitted):
     page = CoupledPage(explainer, subject)
     text, rows = str([section.values() for section in page.sections()]), page.rows()
     assert "Neighbours in the latent space" in text
-    assert [len(s.table) for s in page.sections() if s.table] == [3, 3]  # factors of the penalty, and concepts
+    # labels of the concepts, scales of the penalty, and sensitivity
+    assert [len(s.table) for s in page.sections() if s.table] == [3, 4, 3]
     names = [explainer.label(k) for k in range(3)]
     assert all(name in text for name in names)
     assert rows[0][0].startswith("cosines between the concepts in ")
