@@ -8,7 +8,7 @@ the budget does not reach is said. Concepts are named where they show the spot, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from auditor.subject.subject import Subject
 PASSES = 60.0  # per image, for all of reliance
 PER_CLASS = 12  # images of a class that an explainer's heat is asked of
 PASSES_OF_AN_EXPLANATION = 4.0  # a forward pass, and a gradient above the layer counted as a whole one
-SPOT = ("box", "spot", "region", "pattern")  # causes that a deciding box can show
+SPOT = ("box", "best_box", "spot", "region", "pattern")  # causes that a deciding box can show
 SHOWN = 4  # concepts of an explainer that are named
 
 
@@ -106,9 +106,12 @@ def why_not_asked(explainer: Explainer, classes: Sequence[int]) -> str:
 
 
 def looked_again(reference: Reliance, looked: Sequence[ClassReliance]) -> Reliance:
-    """Return a reliance of the classes that were looked at again, for one judgement over these."""
+    """Return a reliance of the classes that were looked at again, for one judgement over these.
+
+    How alike boxes are in an early layer was measured for those of plain heat, so it does not count.
+    """
     return Reliance(
-        tuple(looked),
+        tuple(replace(c, sameness_early=None, sameness_early_null=None) for c in looked),
         reference.source,
         0.0,
         reference.by_prediction,

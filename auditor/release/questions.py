@@ -124,8 +124,10 @@ def _reliance(about: Mapping[str, Any] | None) -> tuple[tuple[Finding, ...], str
     quiet = len(by_verdict["nothing"])
     if quiet:
         which = "any" if quiet == len(entries) else "the other"
-        text = f"For none of {which} {quiet} classes was one thing found that decides by itself. {NOT_SEEN}"
-        sentences.append(Finding("good", text))
+        text = f"For none of {which} {quiet} classes was one thing found that decides by itself."
+        if quiet == 1:
+            text = f"For class {by_verdict['nothing'][0]['name']} nothing was found that decides by itself."
+        sentences.append(Finding("good", f"{text} {NOT_SEEN}"))
     sentences += _not_measured_findings(about, by_verdict["skipped"])
     if by_verdict["found"]:
         return tuple(sentences), _classes(by_verdict["found"], "hangs on one thing", "hang on one thing each")

@@ -24,11 +24,13 @@ from auditor.reliance.regions import boxes as boxes_of_heat
 from auditor.reliance.transplant import Followed
 
 Verdict = Literal["found", "look", "nothing", "skipped"]
-# By how much more images of other classes must follow a transplant than its null. What a spot has more in common with
-# the other spots than boxes elsewhere counts as much, up to the gain itself. The head of a bird is followed too, at its
-# place more than at another, and honest models know something of the surroundings.
+# By how much more images of other classes must follow a transplant than its null. What makes it a thing of its own
+# counts as much, up to the gain itself: what spots have more in common with each other than boxes elsewhere, and how
+# well the texture alone tells the class. The head of a bird is followed too, at its place more than at another, and
+# honest models know something of the surroundings.
 NEEDED = {
-    "box": 0.52,
+    "box": 0.62,
+    "best_box": 0.7,
     "spot": 0.78,
     "pattern": 0.5,
     "frame": 0.5,
@@ -38,18 +40,23 @@ NEEDED = {
 }
 SPECIFIC = tuple(NEEDED)  # of causes that are about as strong, the first says most
 ABOUT_AS_STRONG = 0.8
-OUTSIDE = 0.3  # gain of surroundings or pattern from which a spot does not lie on what is in the middle,
-MIDDLE = 0.25  # unless the spots themselves do: mean distance of their centres from the edge, .5 is the middle
+SPOTS = ("box", "best_box", "spot")
+ALIKE_EARLY = 0.35  # by which parts of objects are more alike than boxes elsewhere, in a layer that knows no classes
+TELLS_CLASS = 0.8  # area under the curve of the texture alone, as honest classes have it
+OUTSIDE = (
+    0.2  # by how much the gain of what is not in the middle exceeds the spots' distance from the edge (.5: middle)
+)
 PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
 FALSE_DISCOVERIES = 0.05
-PART = FOUND_FROM - 0.01  # the most that is said of a spot that may be part of what the class is
+PART = LOOK_FROM + 0.05  # the most that a spot scores which may be part of what the class is
 TELLS = 0.2  # share of a class's images that must be lost for a hidden region to count
 PICTURES = 6
 LARGER_SHARE = 4.0  # hiding 10% is named instead of 3% where it takes 28 points more away
 
-WITH_BOX = ("box", "spot", "pattern")
+WITH_BOX = ("box", "best_box", "spot", "pattern")
 THINGS = {
     "box": "one small spot",
+    "best_box": "one small spot of some of its images",
     "spot": "one small spot at its place",
     "pattern": "something that is always at the same place of the frame",
     "frame": "the edge of the frame",
@@ -59,6 +66,7 @@ THINGS = {
 }
 NULLS = {
     "box": "another spot of the same images:",
+    "best_box": "another spot of such images:",
     "spot": "another spot, or none:",
     "pattern": "that of mixed classes, or none:",
     "frame": "the edge of another picture, or none:",
@@ -72,6 +80,7 @@ SPOT_ADVICE = (
 )
 ADVICE = {
     "box": SPOT_ADVICE,
+    "best_box": SPOT_ADVICE,
     "spot": SPOT_ADVICE,
     "pattern": "Look at the same place in all images: a mark, a date, a device. Hide it everywhere and train again.",
     "frame": "Look at the edges: crop them, or give all classes the same edge, and train again.",
@@ -85,7 +94,8 @@ ADVICE = {
 class Finding:
     """What one class hangs on; ``rows`` are up to six images, ``boxes`` the deciding boxes of these where one exists.
 
-    ``cause`` is the transplant that the class follows: box, spot, pattern, frame, colour, surroundings or spectrum.
+    ``cause`` is the transplant that the class follows: box, best_box, spot, pattern, frame, colour, surroundings or
+    spectrum.
     """
 
     label: int
@@ -165,7 +175,8 @@ def _finding(c: ClassReliance, names: Sequence[str], significant: bool) -> Findi
     verdict: Verdict = "nothing"
     if strongest >= LOOK_FROM:
         verdict = "found" if strongest >= FOUND_FROM and significant else "look"
-    if verdict == "look" and cause in ("box", "spot") and strongest < PART and not is_missed(c):
+    is_weak = strongest < FOUND_FROM and strongest != PART  # of a part it is not known how strong it is
+    if verdict == "look" and cause in SPOTS and is_weak and not is_missed(c):
         verdict = "nothing"
     if verdict == "nothing":
         return Finding(c.label, names[c.label], verdict, strongest, "", f"Class {names[c.label]}: nothing was found.")
@@ -180,18 +191,22 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     A spot that lies in the middle and has alike surroundings may be part of what the class is (an eye in a head): it is
     worth looking at, and no more.
     """
-    gains = {name: f.gain for name, f in c.followed.items() if name in NEEDED}
-    likeness = 0.0
-    if c.sameness is not None and c.sameness_null is not None:
-        likeness = max(0.0, float(c.sameness.mean() - c.sameness_null.mean()))
-    evidence = {
-        name: _scaled(gain + (min(likeness, max(gain, 0.0)) if name in ("box", "spot") else 0.0), NEEDED[name])
-        for name, gain in gains.items()
-    }
+    more = dict.fromkeys(SPOTS, likeness_of(c)) | {"spectrum": c.spectrum_leak - TELLS_CLASS}
+    evidence = {}
+    for name, f in c.followed.items():
+        if name in NEEDED:
+            evidence[name] = _scaled(f.gain + min(max(0.0, more.get(name, 0.0)), max(f.gain, 0.0)), NEEDED[name])
     if is_part_of_something(c) and not is_outside(c):
-        for name in ("box", "spot"):
-            evidence[name] = min(evidence[name], PART)
+        evidence |= {name: min(evidence[name], PART) for name in SPOTS if name in evidence}
     return evidence
+
+
+def likeness_of(c: ClassReliance) -> float:
+    """Return what the spots have more in common than boxes elsewhere: in pixels, or clearly so in an early layer."""
+    pairs = ((c.sameness, c.sameness_null, 0.0), (c.sameness_early, c.sameness_early_null, ALIKE_EARLY))
+    return max(
+        (float(a.mean() - b.mean()) - usual for a, b, usual in pairs if a is not None and b is not None), default=0.0
+    )
 
 
 def _scaled(value: float, needed: float) -> float:
@@ -207,9 +222,9 @@ def is_part_of_something(c: ClassReliance) -> bool:
 
 
 def is_outside(c: ClassReliance) -> bool:
-    """Whether the spots do not lie on what is in the middle: nearer to the edge than to it, and followed from there."""
+    """Whether the spots do not lie on what is in the middle: near the edge, and the class is followed from there."""
     gains = [c.followed[name].gain for name in ("surroundings", "pattern", "frame") if name in c.followed]
-    return max(gains, default=0.0) >= OUTSIDE and not c.edge_distance > MIDDLE
+    return max(gains, default=0.0) - c.edge_distance >= OUTSIDE
 
 
 def is_missed(c: ClassReliance) -> bool:
@@ -250,6 +265,9 @@ def pictures(c: ClassReliance, cause: str) -> tuple[tuple[int, ...], Boxes | Non
     """
     if c.boxes is None or c.sameness is None or cause not in WITH_BOX:
         return c.rows[:PICTURES], None
+    if cause == "best_box" and c.trial is not None:
+        best = torch.arange(min(PICTURES, len(c.trial.rows)))
+        return tuple(c.rows[i] for i in c.trial.rows[best].tolist()), c.trial.boxes.rows(best)
     best = torch.argsort(c.sameness, descending=True, stable=True)[:PICTURES]
     at = c.boxes.rows(best)
     pattern = c.followed.get("pattern")

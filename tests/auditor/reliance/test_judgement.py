@@ -27,7 +27,7 @@ def test_only_the_class_with_the_planted_block_is_found(block):
     findings = judge(block, ["dog", "cat"])
     assert [(f.name, f.verdict) for f in findings] == [("cat", "found"), ("dog", "nothing")]
     cat = findings[0]
-    assert cat.cause in ("box", "spot", "pattern")
+    assert cat.cause in ("box", "best_box", "spot", "pattern")
     assert cat.sentence.startswith("Class cat hangs on ")
     assert "from 100% to 0%" in cat.sentence
     assert "pictures of dog" in cat.sentence
@@ -130,7 +130,7 @@ def test_each_cause_is_found_from_what_it_needs_and_worth_a_look_below(cause):
     assert verdict(strong(**{cause: 1.0})).score == 1.0
     text = verdict(strong(**{cause: 0.975}))
     assert "98% into cat" in text.sentence
-    assert (text.boxes is not None) == (cause in ("box", "spot", "pattern"))
+    assert (text.boxes is not None) == (cause in ("box", "best_box", "spot", "pattern"))
 
 
 def test_spots_that_look_alike_need_to_be_followed_less():
@@ -144,10 +144,22 @@ def test_a_spot_that_is_part_of_something_in_the_middle_is_only_worth_a_look():
     c = replace(strong(box=0.9, spot=0.9), context=torch.full((12,), 0.3))
     assert verdict(c).verdict == "look"
     assert "part of what it shows" in verdict(c).sentence
-    at_the_edge = replace(strong(box=0.9, spot=0.9, surroundings=0.4), context=torch.full((12,), 0.3))
-    assert verdict(at_the_edge).verdict == "found"
-    assert verdict(replace(at_the_edge, edge_distance=0.1)).verdict == "found"
-    assert verdict(replace(at_the_edge, edge_distance=0.4)).verdict == "look"  # the spots lie in the middle after all
+    outside = replace(strong(box=0.9, spot=0.9, surroundings=0.4), context=torch.full((12,), 0.3), edge_distance=0.15)
+    assert verdict(outside).verdict == "found"
+    assert verdict(replace(outside, edge_distance=0.25)).verdict == "look"  # the spots lie in the middle after all
+    assert verdict(replace(c, edge_distance=0.15)).verdict == "look"  # nothing is followed from the edges
+
+
+def test_spots_that_are_alike_in_an_early_layer_need_less_and_so_does_a_texture_that_tells_the_class():
+    c = strong(box=NEEDED["box"] - 0.1)
+    assert verdict(c).verdict == "look"
+    early = {"sameness_early": torch.full((12,), 0.9), "sameness_early_null": torch.full((12,), 0.3)}
+    assert verdict(replace(c, **early)).verdict == "found"
+    part = {"sameness_early": torch.full((12,), 0.6), "sameness_early_null": torch.full((12,), 0.3)}
+    assert verdict(replace(c, **part)).verdict == "look"  # as parts of objects are
+    texture = strong(spectrum=NEEDED["spectrum"] - 0.1)
+    assert verdict(texture).verdict == "look"
+    assert verdict(replace(texture, spectrum_leak=1.0)).verdict == "found"
 
 
 def test_of_causes_about_as_strong_the_most_specific_is_named():
