@@ -14,6 +14,7 @@ from auditor.explainers.base import Explainer
 from auditor.metrics.fit_names import direction_of
 from auditor.metrics.measure import Measure, of_value
 
+ALSO = {"fidelity": "fidelity_floor"}  # also without ``fit/``, with what a constant reaches as the null
 N_HELD_OUT = "n_held_out"  # of how many images the other metrics of a fit are
 
 
@@ -35,4 +36,8 @@ def fit_measures(explainers: Mapping[str, Explainer]) -> dict[str, Measure]:
             if measure.status == "failed":
                 measure = replace(measure, reason=f"the fit measured {float(value)}")
             measures[f"explainer/{name}/fit/{metric}"] = measure
+        for metric, null in ALSO.items():  # the names under which the papers' own quantities are known
+            if f"explainer/{name}/fit/{metric}" in measures:
+                floor = explainer.metrics.get(null)
+                measures[f"explainer/{name}/{metric}"] = replace(measures[f"explainer/{name}/fit/{metric}"], null=floor)
     return measures

@@ -12,6 +12,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,21 @@ def read_attributes(
     if keys is None:
         raise DataError(
             f"{where}: its first column names neither the images (such as {ids[0]!r}) nor the classes (such as "
-            f"{class_names[0]!r}); name all of one or the other."
+            f"{class_names[0]!r}); name all of one or the other{_nearest(table, ids, labels, class_names)}."
         )
     marks = np.array([[v > threshold for v in table[key]] for key in keys], dtype=np.int64)
     return Attributes(tuple(header[1:]), marks)
+
+
+def _nearest(table: Mapping[str, Any], ids: Sequence[str], labels: Tensor, class_names: Sequence[str]) -> str:
+    """Return, for the first name that has no row, the row that looks most like it: of a class if any class has one."""
+    used = [class_names[k] for k in sorted({int(k) for k in labels if 0 <= int(k) < len(class_names)})]
+    names = used if any(name in table for name in used) or not any(i in table for i in ids) else list(ids)
+    for name in names:
+        near = get_close_matches(name, table, n=1, cutoff=0.5)
+        if name not in table and near:
+            return f"; {name!r} has no row, the nearest is {near[0]!r}"
+    return ""
 
 
 def _keys(table: Mapping[str, Any], ids: Sequence[str], labels: Tensor, class_names: Sequence[str]) -> list[str] | None:

@@ -50,6 +50,7 @@ FIT: dict[str, tuple[Literal["up", "down", "none"], str]] = {
     "fidelity_floor": ("none", "attribute fidelity of a constant"),
     "fidelity_honest_floor": ("none", "attribute fidelity of a constant, other images"),
     "fidelity_accuracy": ("up", "attribute fidelity by accuracy"),
+    "fidelity_accuracy_floor": ("none", "attribute fidelity of a constant, by accuracy"),
     "probe_deepfacto": ("up", "probe on the factors"),
     "probe_nmf": ("none", "probe on plain NMF"),
     "probe_pca": ("none", "probe on PCA"),

@@ -47,6 +47,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "locality": ("spread of heatmaps", "entropy of a heatmap over a 4 x 4 grid; small is one place"),
     "randomisation": ("survives destroyed weights", "correlation with explanations of the model with shuffled weights"),
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
+    "fidelity": ("attribute fidelity", "how well single codes of the tree's features stand for attributes, by F1"),
     "grouping_purity": (
         "grouped by an agent",
         "purity of groups of images that are made from the explanations alone, without people; beside: shuffled",
@@ -115,7 +116,7 @@ EXPLAINER = frozenset(
     {
         *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
         *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
-        *("group_dominance", "group_ablation", "group_ablation_without_residual", "grouping_purity"),
+        *("group_dominance", "group_ablation", "group_ablation_without_residual", "grouping_purity", "fidelity"),
     }
 )
 DRIFT_DIRECTION = {

@@ -90,6 +90,23 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, by: Agreement = "f1", se
     )
 
 
+def fidelity_metrics(codes: Any, marks: Any, bits: int) -> dict[str, float]:
+    """Return d_D of codes by F1 and by accuracy, with the honest split and the floors, as metrics of a fit.
+
+    What is not known (no attribute varies in both halves) is left out.
+    """
+    by_f1, by_accuracy = fidelity(codes, marks, bits), fidelity(codes, marks, bits, by="accuracy")
+    values = {
+        "fidelity": by_f1.score,
+        "fidelity_floor": by_f1.floor,
+        "fidelity_honest": by_f1.honest,
+        "fidelity_honest_floor": by_f1.honest_floor,
+        "fidelity_accuracy": by_accuracy.score,
+        "fidelity_accuracy_floor": by_accuracy.floor,
+    }
+    return {name: value for name, value in values.items() if not np.isnan(value)}
+
+
 def f1(truth: NDArray[np.bool_], predicted: NDArray[np.bool_]) -> Floats:
     """Return the F1 score per column, 2 TP / (said yes + true yes), 0 where both are empty.
 

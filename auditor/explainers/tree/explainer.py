@@ -26,6 +26,7 @@ from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, H
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
+from auditor.explainers.tree.attribute_fidelity import fidelity_metrics
 from auditor.explainers.tree.decision_path import Boxes, Decision, decisions, tree_from_json, tree_to_json
 from auditor.explainers.tree.intersection_training import (
     Epoch,
@@ -38,6 +39,7 @@ from auditor.explainers.tree.intersection_training import (
 )
 from auditor.explainers.tree.quantised_features import Backbone, Representation
 from auditor.kernels.trees.tree import Tree, TreeLimits, fit_tree
+from auditor.metrics.attribute_probe import read_attributes
 from auditor.network.aten_graph import graph_of
 from auditor.network.graph_module import LayerModule, weights_digest
 from auditor.progress import Progress, silent
@@ -72,6 +74,9 @@ class TreeConfig(HoldOutConfig):
     percentile: float = Field(
         default=100.0, gt=50, le=100, description="Range of a batch; below 100 cuts outliers off."
     )
+    keep_better: bool = Field(default=False, description="Keep the older tree where a new one fits the network worse.")
+    attributes: str | None = Field(default=None, description="CSV of attributes per image or class, for the fidelity.")
+    threshold: float = Field(default=50.0, description="An attribute's value above this means yes.")
     fine_tune: bool = Field(default=False, description="Train a copy of the backbone, too.")
     pooling: Literal["auto", "flatten", "mean"] = Field(default="auto", description="How positions become inputs.")
     held_out_every: int = Field(
@@ -125,8 +130,13 @@ class TreeExplainer(Explainer):
         backbone = Backbone(subject, layer, pooling=cfg.pooling, trainable=cfg.fine_tune)
         drawn = data.spaced(cfg.max_images, cfg.seed)
         some = data.only(drawn)
-        examples, predicted, labelled, parts = self._read(subject, some, backbone, progress)
+        examples, predicted, labelled, parts, ids = self._read(subject, some, backbone, progress)
         parts.warn_if_few(self.kind, "when to stop")
+        marks = None
+        if cfg.attributes is not None:  # read before the training, which takes minutes
+            names = [ids[i] for i in parts.report.nonzero()[:, 0].tolist()]
+            of = examples.y[parts.report], subject.class_names
+            marks = read_attributes(cfg.attributes, names, *of, cfg.threshold).values
         fitted = examples.rows(parts.learn)
         trial = examples.rows(parts.choose) if bool(parts.choose.any()) else fitted
         k = subject.n_classes
@@ -161,7 +171,10 @@ class TreeExplainer(Explainer):
         self.tuned_ = backbone.state()
         self._backbones.clear()
         self._depth_limit = depth
-        self._measure(fitted, examples.rows(parts.report), predicted[parts.report], backbone, labelled)
+        reported = examples.rows(parts.report)
+        self._measure(fitted, reported, predicted[parts.report], backbone, labelled)
+        if marks is not None:
+            self.metrics |= fidelity_metrics(codes_of(self.net_, backbone, reported.x)[0], marks, cfg.bits)
         self._keep_prototypes(subject, some, backbone, progress)
         self.record_fit(subject, data, layer, parts, some)
         return self
@@ -366,10 +379,10 @@ class TreeExplainer(Explainer):
 
     def _read(
         self, subject: Subject, data: Data, backbone: Backbone, progress: Progress
-    ) -> tuple[TreeExamples, Tensor, bool, FittedImages]:
-        """Return all rows, what the model predicts for them, whether all have labels, and which part each is of."""
+    ) -> tuple[TreeExamples, Tensor, bool, FittedImages, list[str]]:
+        """Return all rows, the model's predictions, whether all have labels, which part each is of, and their names."""
         cfg: TreeConfig = self.config
-        xs, ys, predictions = [], [], []
+        xs, ys, predictions, ids = [], [], [], []
         n = 0
         for batch in data.batches(subject, cfg.batch_size):
             with torch.no_grad():
@@ -383,6 +396,7 @@ class TreeExplainer(Explainer):
                 )
             xs.append(x if backbone.module is None else batch.images)
             ys.append(batch.labels)
+            ids += batch.ids
             predictions.append(logits.argmax(1).cpu())
             n += len(batch)
             progress("reading features", n, len(data))
@@ -409,7 +423,7 @@ class TreeExplainer(Explainer):
                 f"tree: {len(y)} images are too few to hold some out; give at least {max(cfg.held_out_every, 4)}."
             )
         self._class_names = subject.class_names
-        return TreeExamples(x, y), predicted, labelled, parts
+        return TreeExamples(x, y), predicted, labelled, parts, ids
 
     def _measure(
         self, fitted: TreeExamples, reported: TreeExamples, predicted: Tensor, backbone: Backbone, labelled: bool

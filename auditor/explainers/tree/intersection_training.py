@@ -48,6 +48,7 @@ class Recipe:
     stop_after_drops: int = 2
     min_epochs: int = 5
     seed: int = 0
+    keep_better: bool = False  # keep the older tree where the new one fits the epoch's pairs worse (Proposition 1)
 
     @property
     def has_tree(self) -> bool:
@@ -107,6 +108,7 @@ def train(
         grower: TreeGrower | None = None
         batches = torch.split(torch.randperm(len(train_set), generator=order_of), recipe.batch)
         pending: list[tuple[Tensor, Tensor]] = []
+        seen: list[tuple[Tensor, Tensor]] = []  # pairs of this epoch
         for i, rows in enumerate(batches):
             v = net.codes(_inputs(backbone, train_set.x[rows]))
             logits = net.logits(v)
@@ -119,7 +121,9 @@ def train(
                 pending.append((v.detach(), log_g.detach().exp()))
                 if (i + 1) % refit_every == 0 or i == 0:
                     fitted = _append(grower, pending)
-                    tree = fitted if i or tree is None else tree
+                    seen += pending
+                    if i or tree is None:
+                        tree = _better(tree, fitted, seen) if recipe.keep_better else fitted
                     pending = []
                 assert tree is not None
                 t = torch.from_numpy(tree.predict(_as_codes(v))).to(log_g)
@@ -191,6 +195,19 @@ def _grower(net: Representation, n_classes: int, n_rows: int, recipe: Recipe) ->
 def _append(grower: TreeGrower, pending: list[tuple[Tensor, Tensor]]) -> Tree:
     v, g = (torch.cat(parts) for parts in zip(*pending, strict=True))
     return grower.append(_as_codes(v), g.double().numpy(force=True))
+
+
+def _better(old: Tree | None, new: Tree, pairs: list[tuple[Tensor, Tensor]]) -> Tree:
+    """Return the tree that is nearer to the network on all pairs of the epoch, by L[G, T] of equation 5.
+
+    An exact minimiser of a convex problem would never be worse than its predecessor; a greedy tree may be.
+    """
+    if old is None:
+        return new
+    v, g = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    codes, log_g = _as_codes(v), g.double().clamp_min(1e-30).log().numpy(force=True)
+    losses = [-(tree.predict(codes) * log_g).sum(1).mean() for tree in (old, new)]
+    return old if losses[0] < losses[1] else new
 
 
 def _sparsity(v: Tensor, recipe: Recipe, generator: torch.Generator, n_rows: int) -> Tensor:

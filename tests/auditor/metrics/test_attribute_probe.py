@@ -67,6 +67,8 @@ def test_files_that_do_not_fit(tmp_path, text, sentence):
 def test_classes_need_labels(tmp_path):
     with pytest.raises(DataError, match="names neither"):
         read(tmp_path, "class,wing\nRed,1\nBlue,0\n", labels=torch.tensor([0, -1, 0]))
+    with pytest.raises(DataError, match="'Red' has no row, the nearest is 'Redd'"):
+        read(tmp_path, "class,wing\nRedd,1\nBlue,0\n")
     with pytest.raises(DataError, match="want a CSV file"):
         read_attributes(tmp_path / "none.csv", IDS, LABELS, CLASSES, 0.5)
 

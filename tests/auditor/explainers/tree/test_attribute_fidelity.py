@@ -126,3 +126,18 @@ def test_fast_for_1024_features_and_312_attributes():
 def test_bad_input(codes, marks, error, sentence):
     with pytest.raises(error, match=sentence):
         fidelity(codes, marks, 4)
+
+
+def test_fidelity_of_a_fit_has_both_agreements_and_their_floors():
+    from auditor.explainers.tree.attribute_fidelity import fidelity_metrics
+
+    rng = np.random.default_rng(0)
+    marks = rng.random((40, 2)) < 0.4
+    codes = np.concatenate([3 * marks[:, :1], rng.integers(0, 4, (40, 2))], 1).astype(np.uint8)
+    values = fidelity_metrics(codes, marks, 2)
+    result = fidelity(codes, marks, 2)
+    assert values["fidelity"] == result.score
+    assert values["fidelity_honest"] == result.honest
+    assert values["fidelity_floor"] == result.floor < values["fidelity"]
+    assert values["fidelity_accuracy"] == fidelity(codes, marks, 2, by="accuracy").score
+    assert len(values) == 6

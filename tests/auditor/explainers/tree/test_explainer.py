@@ -214,3 +214,20 @@ def test_a_layer_without_positions_gets_heatmaps_by_gradients(fitted):
     heat = [c.heatmap for e in explainer.explain(subject, images[:3]) for c in e.concepts]
     assert all(tuple(h.shape) == (8, 8) for h in heat)
     assert any(float(h.max()) > 0 for h in heat)
+
+
+def test_attributes_give_the_fidelity_of_the_fit_and_of_the_audit(trained, tmp_path):
+    from auditor.auditing.fit_metrics import fit_measures
+
+    subject = trained[0]
+    rows = [f"{k},{90 * (k in (0, 6, 8, 9))},{90 * (k in (1, 4, 7))}" for k in range(10)]
+    (tmp_path / "a.csv").write_text("\n".join(["class,loop,straight", *rows]) + "\n")
+    options = {"n_features": 16, "epochs": 1, "attributes": str(tmp_path / "a.csv")}
+    e = auditor.fit("tree", subject, open_data("sklearn:digits", limit=300), **options)
+    assert 0 < e.metrics["fidelity_floor"] <= e.metrics["fidelity"] <= 1
+    measures = fit_measures({"tree": e})
+    assert measures["explainer/tree/fidelity"].null == e.metrics["fidelity_floor"]
+    assert measures["explainer/tree/fidelity"].value == measures["explainer/tree/fit/fidelity"].value
+    (tmp_path / "a.csv").write_text("class,loop\nzero,90\n")
+    with pytest.raises(DataError, match="names neither the images"):
+        auditor.fit("tree", subject, open_data("sklearn:digits", limit=300), **options)

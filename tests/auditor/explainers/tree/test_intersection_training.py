@@ -121,3 +121,20 @@ def test_sparsity_raises_the_share_of_zero_codes():
     _, plain, _ = weights(Recipe(variant="quantised", epochs=6, lr=1e-2))
     _, sparse, _ = weights(Recipe(variant="l1", lambda_3=0.05, epochs=6, lr=1e-2))
     assert sparse[-1].zero_share > plain[-1].zero_share + 0.05
+
+
+def test_a_worse_tree_does_not_replace_a_better_one():
+    from auditor.explainers.tree.intersection_training import _better
+
+    g = torch.Generator().manual_seed(0)
+    v = torch.randint(0, 4, (200, 5), generator=g).float()
+    p = torch.nn.functional.one_hot((v[:, 0] > 1).long() + 2 * (v[:, 1] > 1).long(), 4).double() * 0.9 + 0.025
+    codes = v.to(torch.uint8).numpy()
+    good = fit_tree(codes, p.numpy(), TreeLimits(3, leaf_rows=1), bits=2)
+    poor = fit_tree(codes, p.numpy(), TreeLimits(1, leaf_rows=1), bits=2)
+    pairs = [(v[:120], p[:120]), (v[120:], p[120:])]
+    assert _better(good, poor, pairs) is good
+    assert _better(poor, good, pairs) is good
+    assert _better(None, poor, pairs) is poor
+    _, states, _ = weights(Recipe(epochs=4, batch=32, lr=1e-2, keep_better=True, limits=TreeLimits(6, leaf_rows=2)))
+    assert states[-1].loss < states[0].loss
