@@ -31,38 +31,90 @@ if TYPE_CHECKING:
 
     @overload
     def fit(
-        kind: Literal["nmf"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["nmf"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> NmfExplainer: ...
 
     @overload
     def fit(
-        kind: Literal["coupled"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["coupled"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> CoupledExplainer: ...
 
     @overload
     def fit(
-        kind: Literal["xnn"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["xnn"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> XnnExplainer: ...
 
     @overload
     def fit(
-        kind: Literal["tree"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["tree"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> TreeExplainer: ...
 
     @overload
     def fit(
-        kind: Literal["deepfacto"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["deepfacto"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> DeepFactoExplainer: ...
 
     @overload
     def fit(
-        kind: Literal["rde"], subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any
+        kind: Literal["rde"],
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
     ) -> RdeExplainer: ...
 
     @overload
-    def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any) -> Any: ...
+    def fit(
+        kind: str,
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
+    ) -> Any: ...
 
-    def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = ..., **options: Any) -> Any:
+    def fit(
+        kind: str,
+        subject: Subject,
+        data: Any,
+        *,
+        progress: Progress | bool = ...,
+        cluster: str | None = ...,
+        **options: Any,
+    ) -> Any:
         """Fit an explainer of a kind: the types of what `auditor.explainers.base.fit` returns."""
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.attribution.heatmap import upsample
+from auditor.auditing.image_work import Explaining, explained
 from auditor.auditing.images import AuditImages
 from auditor.auditing.shared_passes import BATCH, Outputs, SharedPasses
 from auditor.data.source import Data
@@ -24,6 +25,7 @@ from auditor.metrics.measure import Measure
 from auditor.metrics.sequential import even_order, looks
 from auditor.perturbation.pixel_flipping import MaskedImages
 from auditor.progress import Progress, silent
+from auditor.runners.runner import current
 from auditor.subject.subject import Subject
 
 
@@ -114,6 +116,13 @@ class Case:
         """Explain ``images``, those of ``sample`` under a condition, from a pass that all explainers share."""
         classes: list[int | None] = list(targets) if targets is not None else [None] * len(images)
         explanations: list[Explanation] = []
+        runner = current()
+        if runner.is_remote:
+            work = Explaining(subject, self.explainer, heatmaps, dict(self.effort.options))
+            for some in explained(runner, work, images, sample.logits, classes):
+                explanations += some
+                self.progress("explaining", len(explanations), len(images))
+            return explanations
         for part in torch.split(torch.arange(len(images)), BATCH):
             rows = part.tolist()
             row_targets = [classes[i] for i in rows]

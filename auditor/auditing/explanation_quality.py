@@ -37,6 +37,7 @@ from auditor.auditing.group_ablation import NAMES as group_ablation_names
 from auditor.auditing.group_ablation import group_ablation, group_ablation_passes
 from auditor.auditing.grouping import NAMES as grouping_names
 from auditor.auditing.grouping import grouping
+from auditor.auditing.image_work import flipped
 from auditor.auditing.images import AuditImages
 from auditor.auditing.performance import both_sides, two_sided
 from auditor.errors import AuditError
@@ -46,7 +47,8 @@ from auditor.metrics.measure import Direction, Measure, of_items, skipped
 from auditor.metrics.orthogonality import orthogonality
 from auditor.metrics.sequential import is_settled
 from auditor.perturbation.cells import Partition, grid
-from auditor.perturbation.pixel_flipping import MaskedImages, flip_curve
+from auditor.perturbation.pixel_flipping import MaskedImages
+from auditor.runners.runner import current
 from auditor.subject.outputs import Output
 from auditor.subject.subject import Subject
 
@@ -173,21 +175,28 @@ def _areas(case: Case, masked: MaskedImages, sample: AuditImages, targets: Tenso
     """Return (3, images): the areas of the maps, of the maps turned around, and of random ones."""
     group = max(1, masked.partition.size // case.effort.flip_steps)
     random = torch.stack([masked.random_scores(k) for k in sample.index])
-    curves = (
-        flip_curve(masked, sample.images, targets, s, sample.index, group=group) for s in (scores, -scores, random)
-    )
-    return torch.stack([curve.area().double() for curve in curves])
+    maps = torch.stack([scores, -scores, random])
+    return flipped(current(), masked, group, sample.images, targets, maps, list(sample.index))
+
+
+@dataclass(frozen=True)
+class TwoSidedLogits:
+    """The logits of a model; one logit is given two sides."""
+
+    subject: Subject
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the logits of pixels."""
+        return two_sided(self.subject.logits(x).float().cpu())
 
 
 def masked_images(subject: Subject, effort: Effort, seed: int) -> MaskedImages:
     """Return the images with noise in some cells, of which every mask is run once for all explainers."""
-
-    def network(x: Tensor) -> Tensor:
-        return two_sided(subject.logits(x).float().cpu())
-
     output = subject.output if subject.n_classes > 1 else Output()  # one logit is given two sides
     cells = flip_cells(subject.input_shape)
-    return MaskedImages(network, cells, draws=effort.flip_draws, seed=seed, chunk=FLIP_CHUNK, output=output)
+    return MaskedImages(
+        TwoSidedLogits(subject), cells, draws=effort.flip_draws, seed=seed, chunk=FLIP_CHUNK, output=output
+    )
 
 
 def flip_cells(shape: tuple[int, int, int]) -> Partition:

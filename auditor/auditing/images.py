@@ -17,10 +17,11 @@ from torch import Tensor
 
 from auditor.data.near_duplicates import fingerprint, is_plain, nearest
 from auditor.data.sampling import Sample, shares
-from auditor.data.source import Data
+from auditor.data.source import Batch, Data
 from auditor.errors import DataError, NumericsError
 from auditor.explainers.base import Explainer
 from auditor.progress import Progress, silent
+from auditor.runners.image_runs import counted, over_batches
 from auditor.subject.subject import Subject
 
 MIN_IMAGES = 20  # fewer give no interval worth the name
@@ -91,33 +92,39 @@ def spread(n: int, k: int) -> list[int]:
 def answers(subject: Subject, data: Data, *, batch_size: int = 64, progress: Progress = silent) -> Answers:
     """Run the model once over all of the data; labels and logits are checked."""
     data.check_labels(subject)
-    logits, labels, ids, hashes = [], [], [], []
-    sets: list[Tensor] = []
-    with torch.no_grad():
-        for batch in data.batches(subject, batch_size):
-            y = subject.logits(batch.images).float().cpu()
-            bad = int((~torch.isfinite(y)).any(1).sum())
-            if bad:
-                raise NumericsError(
-                    f"audit: the model gives NaN or infinite logits for {bad} of {len(batch)} images (batch that "
-                    f"starts with {batch.ids[0]}); repair the model or its preprocessing first."
-                )
-            logits.append(y)
-            labels.append(batch.labels)
-            hashes.append(fingerprint(batch.images))
-            if batch.label_sets is not None:
-                _check_label_sets(subject, data, batch.label_sets)
-                sets.append(batch.label_sets)
-            ids += batch.ids
-            progress("running the model", len(ids), len(data))
+    report = counted(progress, "running the model", len(data))
+    parts: list[Answers] = []
+    for part in over_batches(answers_of, subject, data, batch_size=batch_size, progress=report):
+        if part.given.label_sets is not None:
+            _check_label_sets(subject, data, part.given.label_sets)
+        parts.append(part.given)
+    sets = [part.label_sets for part in parts if part.label_sets is not None]
+    ids = [name for part in parts for name in part.ids]
     model_answers = Answers(
-        torch.cat(logits), torch.cat(labels), ids, torch.cat(hashes), torch.cat(sets) if sets else None
+        torch.cat([part.logits for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        ids,
+        torch.cat([part.fingerprints for part in parts]),
+        torch.cat(sets) if sets else None,
     )
     if len(ids) < MIN_IMAGES:
         raise DataError(
             f"data {data.spec}: {len(ids)} images are too few for an interval; give at least {MIN_IMAGES} images."
         )
     return model_answers
+
+
+def answers_of(subject: Subject, batch: Batch, positions: Tensor) -> Answers:
+    """Return what the model says of a batch; logits that are not finite are an error."""
+    with torch.no_grad():
+        y = subject.logits(batch.images).float().cpu()
+    bad = int((~torch.isfinite(y)).any(1).sum())
+    if bad:
+        raise NumericsError(
+            f"audit: the model gives NaN or infinite logits for {bad} of {len(batch)} images (batch that "
+            f"starts with {batch.ids[0]}); repair the model or its preprocessing first."
+        )
+    return Answers(y, batch.labels, batch.ids, fingerprint(batch.images), batch.label_sets)
 
 
 def _check_label_sets(subject: Subject, data: Data, sets: Tensor) -> None:

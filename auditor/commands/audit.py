@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from auditor.commands.answer_flags import listed
+from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.config_file import CONFIG
 from auditor.commands.group import (
     DATA_HELP,
@@ -74,6 +76,7 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 @click.option("--no-store", is_flag=True, help="Do not store the audit with the version.")
 @FRESH
 @SEED
+@CLUSTER
 @PICKLE
 @SIGN_KEY
 @CONFIG
@@ -98,6 +101,7 @@ def audit(
     no_store: bool,
     fresh: bool,
     seed: int,
+    cluster: str | None,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
@@ -112,6 +116,7 @@ def audit(
     from auditor.plugins import run_audit
     from auditor.release.model_card import read_card
     from auditor.reliance.annotations import check_path
+    from auditor.runners.cluster import counted_work
 
     if regions is not None:
         check_path(regions)
@@ -122,7 +127,7 @@ def audit(
     budget_s = None if budget is None else parse_duration(budget)
     card_fields = read_card(card) if card is not None else None
     source = open_data(data, limit=limit, seed=seed, labels=labels)
-    with Bar() as bar:
+    with counted_work(cluster) as work, Bar() as bar:
         result = run_audit(
             model,
             source,
@@ -136,10 +141,10 @@ def audit(
             command=command_line(),
         )
     now_holds("the audit is " + ("not stored" if no_store else "stored") + ", the files asked for may be missing")
-    _give(result, report, out, as_json)
+    _give(result, report, out, as_json, work)
 
 
-def _give(result: Audit, report: Path | None, out: Path | None, as_json: bool) -> None:
+def _give(result: Audit, report: Path | None, out: Path | None, as_json: bool, work: Mapping[str, Any]) -> None:
     """Write the files that were asked for, and print the audit."""
     from auditor.commands.terminal import as_text, say
     from auditor.reports.audit_report import write_report
@@ -150,7 +155,7 @@ def _give(result: Audit, report: Path | None, out: Path | None, as_json: bool) -
     if report is not None:
         write_report(result, report)
     if as_json:
-        say(as_text({**result.to_json(), "verdict": _verdict(result)}))
+        say(as_text({**result.to_json(), "verdict": _verdict(result), **work}))
         return
     _show(result)
     say(signature_words("audit"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.group import (
     HONEST_HELP,
     JSON,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--report", type=click.Path(path_type=Path), help="Write the comparison as a page (HTML) here.")
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the comparison to this PNG.")
 @SEED
+@CLUSTER
 @PICKLE
 @JSON
 @reports_errors("there is no comparison")
@@ -65,6 +67,7 @@ def compare(
     report: Path | None,
     out: Path | None,
     seed: int,
+    cluster: str | None,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
@@ -79,6 +82,7 @@ def compare(
     from auditor.release.version_changes import version_changes
     from auditor.reports.drift_picture import drift_picture
     from auditor.reports.drift_report import write_drift_report
+    from auditor.runners.cluster import counted_work
 
     source = open_data(data, limit=limit, seed=seed, labels=labels)
     with waiting(f"loading {model_a} and {model_b}"):
@@ -89,7 +93,7 @@ def compare(
         earlier = passed_before(versions[1], versions[0], source.digest)
         others = honest_subjects(a, honest, earlier, allow_pickle=allow_pickle or None)
     options: dict[str, Any] = {"layer": layer, "rank": rank, "refits": refits, "seed": seed}
-    with Bar() as bar:
+    with counted_work(cluster) as work, Bar() as bar:
         drift = compare_versions(a, b, source, honest=others, progress=bar, **options)
         changes = version_changes(a, b, source, seed=seed, reliance=not no_reliance, progress=bar)
     now_holds("the picture is not finished")
@@ -99,8 +103,8 @@ def compare(
     if report is not None:
         write_drift_report(drift, changes, report, names)
     if as_json:
-        sample_words = source.sample.words
-        say(as_text({**drift.to_json(), "changes": changes.to_json(), "images": sample_words, "words": drift.words()}))
+        about = {"changes": changes.to_json(), "images": source.sample.words, "words": drift.words()}
+        say(as_text({**drift.to_json(), **about, **work}))
         return
     _show(drift, changes, source.sample.words)
     for what, path in (("picture", out), ("page", report)):

@@ -120,8 +120,7 @@ def fit(
     from auditor.runners.cluster import counted_work
 
     cls = explainer_class(kind)
-    options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
-    config = parse_config(cls, {k: v for k, v in options.items() if v is not None})
+    config = parse_config(cls, _without_none(layer=layer, target=target, seed=seed) | parse_settings(settings))
     name = check_name(name or kind)
     source = open_data(data, strict=strict, limit=limit, seed=seed, labels=labels)
     _check_can_store(cls, register, export, dry_run)
@@ -150,6 +149,10 @@ def fit(
     headline = f"{kind} {name!r}{_of_layer(explainer)} {done}" + (f" ({digest[:12]})" if digest else "")
     sample_words = None if limit is None else source.sample.words
     _show(explainer, headline, sample_words, bool(export), registered)
+
+
+def _without_none(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _of_layer(explainer: Any) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.group import (
     DATA_HELP,
     FRESH,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 @IMAGES
 @FRESH
 @SEED
+@CLUSTER
 @PICKLE
 @SIGN_KEY
 @JSON
@@ -77,6 +79,7 @@ def gate(
     images: int,
     fresh: bool,
     seed: int,
+    cluster: str | None,
     allow_pickle: bool,
     as_json: bool,
 ) -> None:
@@ -85,13 +88,14 @@ def gate(
     from auditor.commands.terminal import Bar, as_text, command_line, say
     from auditor.plugins import run_gate
     from auditor.release.policy import read_policy
+    from auditor.runners.cluster import counted_work
     from auditor.signing.keys import read_trusted
 
     for path in (junit, markdown):
         _check_can_write(path)
     source, rules = _source(data, labels), read_policy(policy_file)
     stored_audit = read_audit(audit_file) if audit_file is not None else None
-    with Bar() as bar:
+    with counted_work(cluster) as work, Bar() as bar:
         result = run_gate(
             model,
             rules,
@@ -110,7 +114,7 @@ def gate(
             require_signed_audit=require_signed_audit,
         )
     if as_json:
-        say(as_text(result.to_json()))
+        say(as_text({**result.to_json(), **work}))
     else:
         _show(result)
     if result.verdict != "pass":

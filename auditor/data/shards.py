@@ -165,6 +165,13 @@ class ShardedData(Data):
             if leaf is not None:
                 self._leaves[shard.index] = leaf.hexdigest()
 
+    def run(self, start: int, stop: int) -> ShardedData:
+        """Return a source of the images at these positions, which notes the digests that it makes."""
+        other = super().run(start, stop)
+        assert isinstance(other, ShardedData)
+        other._leaves = dict(self._leaves)
+        return other
+
     # the digest
 
     def mark(self, start: int, stop: int) -> str:
@@ -176,8 +183,12 @@ class ShardedData(Data):
 
     @property
     def leaves(self) -> Mapping[int, str]:
-        """The digests of the shards that were read, by their index."""
-        return dict(self._leaves)
+        """The digests that are known of shards that its images lie in, by their index."""
+        if not len(self.sample):
+            return {}
+        first, last = self.sample.rows[0], self.sample.rows[-1]
+        known = ((shard, self._leaves.get(shard.index)) for shard in self.shards)
+        return {s.index: leaf for s, leaf in known if leaf is not None and s.stop > first and s.start <= last}
 
     def add_leaves(self, leaves: Mapping[int, str]) -> None:
         """Take digests of shards that other processes have read; one that differs from what is known is an error."""

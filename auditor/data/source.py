@@ -192,7 +192,7 @@ class Data(ABC):
     # its digest
 
     def run(self, start: int, stop: int) -> Data:
-        """Return a source of the images at positions ``start`` to ``stop`` of this one; broken ones are noted here too.
+        """Return a source of the images at positions ``start`` to ``stop`` of this one, which notes its broken ones.
 
         >>> digits = Preprocessing.of((1, 8, 8), mean=None, std=None, resize="stretch")
         >>> [batch.ids for batch in open_data("sklearn:digits").run(5, 8).batches(digits)]
@@ -200,7 +200,7 @@ class Data(ABC):
         """
         other = copy.copy(self)
         other.sample = Sample(self.sample.rows[start:stop], self._count(), (), self.sample.seed)
-        other._is_run, other._digest = True, None
+        other._is_run, other._digest, other.skipped = True, None, {}
         return other
 
     def positions(self, ids: Sequence[str], start: int = 0) -> Tensor:

@@ -31,6 +31,7 @@ from auditor.explainers.kinds import find_kind, installed_kinds
 from auditor.explainers.notebook import explainer_html, shown
 from auditor.explainers.standing_in import shortcomings
 from auditor.progress import Progress, as_callback, silent
+from auditor.runners.cluster import on_cluster
 from auditor.subject import travel
 from auditor.subject.identity import Identity
 from auditor.subject.subject import Subject
@@ -536,14 +537,24 @@ def parse_config(cls: type[Explainer], options: Mapping[str, Any]) -> ExplainerC
         raise OptionError(f"{cls.kind}: option {where!r}: {first['msg'].lower()}, got {first['input']!r}.") from None
 
 
-def fit(kind: str, subject: Subject, data: Any, *, progress: Progress | bool = silent, **options: Any) -> Any:
+def fit(
+    kind: str,
+    subject: Subject,
+    data: Any,
+    *,
+    progress: Progress | bool = silent,
+    cluster: str | None = None,
+    **options: Any,
+) -> Any:
     """Fit an explainer of a kind to a subject on data; options are those of the kind's configuration.
 
     ``fit(kind, subject, loader, layer="layer3", seed=0)``: data is whatever `open_data` opens, such as a ``DataLoader``
-    or ``"images.npz"``; `auditor kinds` lists kinds and options. ``progress=True`` draws bars.
+    or ``"images.npz"``; `auditor kinds` lists kinds and options. ``progress=True`` draws bars. ``cluster`` is a Ray
+    cluster to run on: "auto", "local" or "ray://HOST:10001".
     """
     explainer = explainer_class(kind)(**options)
-    return explainer.fit(subject, open_data(data), as_callback(progress))
+    with on_cluster(cluster):
+        return explainer.fit(subject, open_data(data), as_callback(progress))
 
 
 def _provider(cls: type[Explainer]) -> dict[str, str] | None:

@@ -72,17 +72,16 @@ class ExplainRun:
         """Yield one word of the file."""
         began, rows = time.perf_counter(), list[dict[str, Any]]()
         part = None if self.data is None else self.data.run(run.start, run.stop)
-        before = (set[str](), set[int](), 0) if part is None else (set(part.skipped), set(part.leaves), part.read_bytes)
+        before = 0 if part is None else part.read_bytes
         subject = self.model.subject
         for batch, positions in run.batches if part is None else read_run(part, run, subject, self.batch_size):
             rows += self._rows(batch, positions)
-        skipped = {} if part is None else {k: why for k, why in part.skipped.items() if k not in before[0]}
-        leaves = {} if part is None else {k: leaf for k, leaf in part.leaves.items() if k not in before[1]}
+        skipped, leaves = ({}, {}) if part is None else (dict(part.skipped), part.leaves)
         learned = {"skipped": skipped, "leaves": {str(k): leaf for k, leaf in leaves.items()}}
         about = {**self.about, "run": {"start": run.start, "stop": run.stop, "mark": run.mark}, "read": learned}
         name = part_name(run.start, run.stop)
         self.out.write(name, _parquet(table_of(rows, about)))
-        n_bytes = 0 if part is None else part.read_bytes - before[2]
+        n_bytes = 0 if part is None else part.read_bytes - before
         yield PartWritten(len(rows), n_bytes, time.perf_counter() - began, skipped, leaves, name)
 
     def _rows(self, batch: Batch, positions: Tensor) -> list[dict[str, Any]]:

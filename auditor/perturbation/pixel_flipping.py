@@ -78,6 +78,9 @@ class MaskedImages:
         self.draws, self.seed, self.chunk = draws, seed, chunk
         self._said: dict[tuple[int, bytes], Tensor] = {}  # (draws, classes), or (1, classes) where nothing is noise
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_said": {}}  # what another process needs, it asks the network itself
+
     def order(self, index: int, scores: Tensor) -> Tensor:
         """Return the cells (m,) of an image by ascending relevance, ties broken at random."""
         shuffled = torch.randperm(len(scores), generator=self._random(index, 1))

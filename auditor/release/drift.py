@@ -25,16 +25,18 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from auditor.data.source import Data, open_data
-from auditor.errors import NumericsError, OptionError
+from auditor.errors import OptionError
 from auditor.explainers.contributions import contributions
 from auditor.explainers.layer_activations import Reservoir, as_columns, harvest
-from auditor.kernels.factorization.nmf import Factorization, factorize
+from auditor.explainers.refits import Refit
+from auditor.kernels.factorization.nmf import Factorization
 from auditor.kernels.factorization.projection import prepare, project_images
 from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.metrics.concept_matching import Match, match_columns
 from auditor.progress import Progress, as_callback, silent
 from auditor.release.retraining_noise import Band, band_of
 from auditor.release.same_task import check_comparable
+from auditor.runners.runner import current
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -259,7 +261,8 @@ def _refits(
 ) -> list[Factorization]:
     layout = subject.layout(layer)
     sample = Reservoir(max_positions, 0)  # one sample of positions for all fits: only the starts differ
-    for _, _, _, z in harvest(subject, data, layer, batch_size=batch_size, progress=progress):
+    work_of_layer = harvest(subject, data, layer, batch_size=batch_size, progress=progress, with_images=False)
+    for _, _, _, z in work_of_layer:
         sample.put(as_columns(layout, z))
     X = sample.columns()
     if rank > min(X.shape):
@@ -268,13 +271,11 @@ def _refits(
             f"{X.shape[1]} positions, got {rank}; choose a smaller rank or give more images."
         )
     signed = float(X.min()) < 0
-    fits = []
-    for i in range(refits):
-        try:
-            fits.append(factorize(X, rank, seed=first + i, init="random", max_iter=300, signed=signed))
-        except ValueError as error:
-            raise NumericsError(f"compare: layer {layer!r}: {error}") from error
-        progress("re-fitting", i + 1, refits)
+    fits: list[Factorization] = []
+    work = Refit(X, rank, max_iter=300, signed=signed, what=f"compare: layer {layer!r}: ")
+    for fit in current().map(work, range(first, first + refits)):
+        fits.append(fit)
+        progress("re-fitting", len(fits), refits)
     return fits
 
 

@@ -72,7 +72,7 @@ class RunWork(Generic[Result]):
         """Yield what the batches of the run give, then what there is to say of the run."""
         began, n = time.perf_counter(), 0
         part = None if self.data is None else self.data.run(run.start, run.stop)
-        before = (set[str](), set[int](), 0) if part is None else (set(part.skipped), set(part.leaves), part.read_bytes)
+        before = 0 if part is None else part.read_bytes
         for batch, positions in run.batches if part is None else read_run(part, run, self.subject, self.batch_size):
             n += len(batch)
             yield OfBatch(len(batch), positions, self.work(self.subject, batch, positions))
@@ -80,9 +80,7 @@ class RunWork(Generic[Result]):
         if part is None:
             yield EndOfRun(n, 0, seconds)
             return
-        skipped = {name: why for name, why in part.skipped.items() if name not in before[0]}
-        leaves = {index: leaf for index, leaf in part.leaves.items() if index not in before[1]}
-        yield EndOfRun(n, part.read_bytes - before[2], seconds, skipped, leaves)
+        yield EndOfRun(n, part.read_bytes - before, seconds, dict(part.skipped), part.leaves)
 
 
 def read_run(part: Data, run: ImageRun, subject: Subject, batch_size: int) -> Iterator[tuple[Batch, Tensor]]:

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from auditor.errors import AuditError, ClusterError
+from auditor.errors import ClusterError
 from auditor.runners.runner import Counted, Item, Result, Runner, Tally
 from auditor.runners.worker import Outcome, Welcome, Worker
+from auditor.subject import travel
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +51,11 @@ class PoolOptions:
 
 @dataclass
 class Hand:
-    """One worker, with the items it has."""
+    """One worker, with the items it has, in the order in which it does them."""
 
     name: str
     actor: Any
-    items: int = 0
+    queue: list[Pending] = field(default_factory=list)
 
 
 @dataclass
@@ -67,6 +68,11 @@ class Pending:
     ref: Any
     deaths: int = 0
     taken: int = 0  # parts that were handed on before its worker ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended as many workers as it may."""
+        return self.deaths >= DEATHS
 
 
 @dataclass
@@ -110,7 +116,7 @@ class RayRunner(Runner):
         is_more = True
         try:
             while True:
-                while is_more and len(pending) < AHEAD * max(1, self.n_workers) + 1:
+                while is_more and len(pending) < AHEAD * self.n_workers + 1:
                     number, item = next(source, (-1, None))
                     is_more = number >= 0
                     if is_more:
@@ -120,6 +126,7 @@ class RayRunner(Runner):
                 yield from self._results(key, sent, pending)
         finally:
             for waiting in pending:
+                waiting.hand.queue = []
                 with suppress(Exception):  # the cluster may be gone
                     self._ray.cancel(waiting.ref, force=False)
 
@@ -142,29 +149,30 @@ class RayRunner(Runner):
             ) from error
 
     def _submit(self, key: str, sent: Any, item: Any, number: int) -> Pending:
-        hand = min(self._hands, key=lambda h: h.items)
-        hand.items += 1
-        return Pending(item, number, hand, hand.actor.run.remote(key, [sent], item))
+        hand = min(self._hands, key=lambda h: len(h.queue))
+        pending = Pending(item, number, hand, hand.actor.run.remote(key, [sent], item))
+        hand.queue.append(pending)
+        return pending
 
     def _results(self, key: str, sent: Any, pending: deque[Pending]) -> Iterator[Any]:
         """Yield the parts of the first item; on the loss of its worker do it again elsewhere."""
         head = pending[0]
         outcome = self._outcome(head.ref)
         if isinstance(outcome, _Lost):
-            self._replace(head, outcome.why, key, sent, pending)
+            self._replace(head.hand, outcome.why, key, sent)
             return
         self._relay(head.hand, outcome)
         for k, stored in enumerate(outcome.parts[head.taken :]):
             part = self._fetched(stored)
             if isinstance(part, _Lost):
                 head.taken += k
-                self._replace(head, part.why, key, sent, pending)
+                self._replace(head.hand, part.why, key, sent)
                 return
             self.tally.add(head.hand.name, part)
             yield part
         if outcome.error is not None:
             raise outcome.error
-        head.hand.items -= 1
+        head.hand.queue.remove(head)
         pending.popleft()
 
     def _outcome(self, ref: Any) -> Outcome | _Lost:
@@ -189,31 +197,32 @@ class RayRunner(Runner):
         except (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError) as error:
             return _Lost(_first_line(error))
 
-    def _replace(self, head: Pending, why: str, key: str, sent: Any, pending: deque[Pending]) -> None:
+    def _replace(self, gone: Hand, why: str, key: str, sent: Any) -> None:
         """Put another worker in the stead of one that ended, and give out its items again."""
-        gone = head.hand
-        if gone in self._hands:
-            self._hands.remove(gone)
-            self.tally.lost.append(gone.name)
-            log.warning("cluster: %s ended before its time (%s); its work is done again", gone.name, why)
-            with suppress(Exception):
-                self._ray.kill(gone.actor)
-            self._admit(self._start())
+        self._hands.remove(gone)
+        self.tally.lost.append(gone.name)
+        log.warning("cluster: %s ended before its time (%s); its work is done again", gone.name, why)
+        with suppress(Exception):
+            self._ray.kill(gone.actor)
+        culprit = next((p for p in gone.queue if isinstance(self._outcome(p.ref), _Lost)), None)
+        if culprit is not None:  # what it was at when it ended; the others waited
+            culprit.deaths += 1
+            if culprit.is_over:
+                raise ClusterError(
+                    f"cluster {self.options.address}: part {culprit.number + 1} of the work ended {DEATHS} workers, "
+                    f"the last of them: {why}; look for an image there that takes too much memory, or give workers "
+                    "more of it."
+                )
+        self._admit(self._start())
         if not self._hands:
             raise ClusterError(
                 f"cluster {self.options.address}: the last worker ended ({why}) and no other starts; run the command "
                 "again when the cluster has room."
             )
-        head.deaths += 1
-        if head.deaths >= DEATHS:
-            raise ClusterError(
-                f"cluster {self.options.address}: part {head.number + 1} of the work ended {DEATHS} workers, the last "
-                f"of them: {why}; look for an image there that takes too much memory, or give workers more of it."
-            )
-        for waiting in pending:
-            if waiting.hand is gone:
-                again = self._submit(key, sent, waiting.item, waiting.number)
-                waiting.hand, waiting.ref = again.hand, again.ref
+        for waiting in gone.queue:
+            again = self._submit(key, sent, waiting.item, waiting.number)
+            again.hand.queue[-1] = waiting
+            waiting.hand, waiting.ref = again.hand, again.ref
 
     def _relay(self, hand: Hand, outcome: Outcome) -> None:
         """Write what a worker logged, with its name."""
@@ -299,13 +308,11 @@ class _Actor:
         if not self.worker.knows(key):
             try:
                 self.worker.learn(key, ray.get(sent[0]))
-            except AuditError as error:
-                return Outcome(error=error)
-            except ray.exceptions.RaySystemError as error:  # a function that came to life with one of our errors
-                cause = error.__cause__ or error
-                if isinstance(cause, AuditError):
-                    return Outcome(error=cause)
-                raise
+            except ray.exceptions.RaySystemError:
+                refusal = travel.refusal()
+                if refusal is None:
+                    raise
+                return Outcome(error=refusal)
         return self.worker.run(key, item, lambda part: part if isinstance(part, Counted) else Elsewhere(ray.put(part)))
 
 

@@ -14,6 +14,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import torch
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -144,6 +146,23 @@ class LocalRunner(Runner):
             for result in work(item):
                 self.tally.add("this process", result)
                 yield result
+
+
+@contextmanager
+def as_many_threads(n: int) -> Iterator[None]:
+    """Let torch use ``n`` threads inside: sums of large products depend on that, to the last bit.
+
+    What is worked on with its thread count gives the same everywhere; an iteration would make more of that last bit.
+    """
+    before = torch.get_num_threads()
+    if before == n:
+        yield
+        return
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 _CURRENT: ContextVar[Runner | None] = ContextVar("runner", default=None)

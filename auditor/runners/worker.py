@@ -7,6 +7,7 @@ written meanwhile.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import platform
@@ -59,7 +60,7 @@ class Welcome:
             ("torch", _minor(self.torch), _minor(other.torch)),
         )
         for name, ours, theirs in pairs:
-            if ours != theirs:
+            if ours != theirs and ours and theirs:
                 return f"{other.host} runs {name} {theirs} and this command {ours}"
         return ""
 
@@ -75,9 +76,19 @@ def _version() -> str:
         return "unknown"
 
 
+def _is_editable() -> bool:
+    try:
+        text = metadata.distribution("mlflow-auditor").read_text("direct_url.json")
+        return bool(json.loads(text or "{}").get("dir_info", {}).get("editable"))
+    except (metadata.PackageNotFoundError, ValueError, AttributeError):
+        return False
+
+
 @cache
 def source_digest() -> str:
-    """Return the sha256 over all modules of the package that this process imports."""
+    """Return the sha256 over all modules of the package; "" where it is installed as a checkout, which may change."""
+    if _is_editable():
+        return ""
     h = hashlib.sha256()
     for package in ("auditor", "auditor.kernels", "auditor.plugins"):
         spec = find_spec(package)

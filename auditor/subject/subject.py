@@ -188,7 +188,7 @@ class Subject:
             name=self.name,
             version=self.version,
         )
-        other._layers = self.layers()
+        other._layers, other.origin = self.layers(), self.origin
         other.goes_by(self.identity)
         return other
 
@@ -222,9 +222,11 @@ class Subject:
             "files": self.files,
         }
         device, layers = str(self.device), self._layers
+        origin = self.origin or travel.Built(self.module, options)
         if self._is_changed:
-            return travel.arrive_changed, (travel.Built(self.module, options), self.identity, device, layers)
-        return travel.arrive, (self.origin or travel.Built(self.module, options), self.digest, device, layers)
+            weights = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
+            return travel.arrive_changed, (origin, weights, self.identity, device, layers)
+        return travel.arrive, (origin, self.digest, device, layers)
 
     # running it
 

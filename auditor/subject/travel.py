@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from auditor.errors import TamperError
+from auditor.errors import AuditError, TamperError
 
 if TYPE_CHECKING:
     from auditor.subject.subject import Subject
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST = 64  # subjects and explainers that stay in a process
 _here: OrderedDict[str, Any] = OrderedDict()
+_refusals: list[AuditError] = []
 _lock = threading.RLock()
 
 
@@ -44,12 +45,21 @@ def once(key: str, load: Callable[[], T]) -> T:
     """Return what is kept under a key in this process; it is loaded at the first call."""
     with _lock:
         if key not in _here:
-            _here[key] = load()
+            try:
+                _here[key] = load()
+            except AuditError as error:
+                _refusals[:] = [error]
+                raise
             while len(_here) > MOST:
                 _here.popitem(last=False)
         _here.move_to_end(key)
         arrived: T = _here[key]
         return arrived
+
+
+def refusal() -> AuditError | None:
+    """Return why the last thing did not arrive, and forget it; who carried it may have put it in other words."""
+    return _refusals.pop() if _refusals else None
 
 
 def arrive(origin: Callable[[], Subject], digest: str, device: str, layers: Any) -> Subject:
@@ -68,9 +78,16 @@ def arrive(origin: Callable[[], Subject], digest: str, device: str, layers: Any)
     return once(f"subject {digest} {device}", load)
 
 
-def arrive_changed(built: Built, identity: Any, device: str, layers: Any) -> Subject:
-    """Return a twin whose weights were changed on purpose: it goes by the digest of its original."""
-    subject = built()
+def arrive_changed(
+    origin: Callable[[], Subject], weights: Mapping[str, Tensor], identity: Any, device: str, layers: Any
+) -> Subject:
+    """Return a twin whose weights were changed on purpose: it goes by the digest of its original.
+
+    It is loaded each time, since it must share its weights with no other.
+    """
+    subject = origin()
+    with torch.no_grad():
+        subject.module.load_state_dict(weights)
     subject.goes_by(identity)
     return subject.arrived(_device(device), layers)
 

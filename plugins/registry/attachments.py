@@ -23,6 +23,7 @@ from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resol
 from auditor.plugins.registry.metrics_log import logged_metrics
 from auditor.plugins.registry.model_files import pin
 from auditor.plugins.registry.model_record import VersionModel
+from auditor.plugins.registry.origins import AttachedExplainer, Registry
 from auditor.plugins.registry.subjects import load_subject
 from auditor.plugins.registry.tags import ExplainerTag
 
@@ -174,6 +175,7 @@ def load(uri: str | ModelVersion, name: str, *, subject: Subject | None = None) 
         explainer = Explainer.load(version.download(tag.location, Path(folder)), subject, tag.digest)
     check_kind(tag, explainer.kind)
     explainer.name = name
+    explainer.origin = AttachedExplainer(Registry.here(), version, name, subject)
     return explainer
 
 

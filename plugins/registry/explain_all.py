@@ -8,7 +8,6 @@ from auditor.errors import ModelError
 from auditor.plugins.registry.attachments import names as attached_names
 from auditor.plugins.registry.explain_image import explained_version
 from auditor.plugins.registry.location import resolve
-from auditor.plugins.registry.origins import AttachedExplainer, Registry
 from auditor.plugins.registry.subjects import load_subject
 
 if TYPE_CHECKING:
@@ -41,6 +40,4 @@ def explain_version(
     if options.target is not None:
         class_of(subject, options.target)  # before artifacts are fetched
     model = explained_version(version, subject, options)
-    for name, explainer in model.explainers.items():
-        explainer.origin = AttachedExplainer(Registry.here(), version, name, subject)
     return explain_all(model, open_data(data), out, options, progress=progress or silent)

@@ -12,9 +12,9 @@ the images of these classes from .90 to .42 and from 1 to .33.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from auditor.explainers.layer_activations import as_columns
 from auditor.kernels.factorization.nmf import factorize
 from auditor.metrics.concept_matching import match_columns
 from auditor.network.above_layer import above_layer_of, values_from
+from auditor.runners.runner import as_many_threads, current
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -49,6 +50,56 @@ class FittedBasis:
 
 
 @dataclass(frozen=True)
+class ClassImages:
+    """The activations of a class's images, how channels count, and how the class is fitted."""
+
+    index: int
+    z: Tensor
+    weights: Tensor
+    rank: int
+    refits: int
+    lenders: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class BasisOfClass:
+    """Factorizes the activations of one class."""
+
+    layer: str
+    layout: Layout
+    options: Mapping[str, Any]  # of `factorize`
+    threads: int = field(default_factory=torch.get_num_threads)
+
+    def __call__(self, images: ClassImages) -> tuple[int, FittedBasis]:
+        """Return the class and its basis."""
+        with as_many_threads(self.threads):
+            return images.index, self._basis(images)
+
+    def _basis(self, images: ClassImages) -> FittedBasis:
+        weights = images.weights
+        X = as_columns(self.layout, images.z).float()
+        if X.shape[1] > COLUMNS:  # evenly over images and positions
+            X = X[:, torch.linspace(0, X.shape[1] - 1, COLUMNS).long()]
+        X = (X * weights[:, None]).contiguous()
+        if not float(X.abs().max()) > 0:  # the class shows nothing at this layer: one empty concept, all is residual
+            return FittedBasis(torch.zeros(len(X), 1), weights, 0.0, 0.0, None)
+        rank = min(images.rank, *X.shape)
+        try:
+            best = factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **self.options)
+            again = [
+                factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **{**self.options, "init": "random", "seed": 1 + i}).W
+                for i in range(images.refits)
+            ]
+        except ValueError as error:
+            raise NumericsError(f"layer {self.layer!r}: {error}") from error
+        W = best.W / weights[:, None]
+        W = W / W.norm(dim=0).clamp_min(1e-30)
+        cosines = [float(match_columns(best.W, other).cosine.mean()) for other in again]
+        stability = sum(cosines) / len(cosines) if cosines else None
+        return FittedBasis(W, weights, best.kkt, best.relative_error, stability, images.lenders)
+
+
+@dataclass(frozen=True)
 class ClassFit:
     """What all classes share: where the activations come from and how they are factorized."""
 
@@ -64,23 +115,23 @@ class ClassFit:
 
     def bases(self, rank: int, on_class: Callable[[int, int], None]) -> dict[int, FittedBasis]:
         """Return the basis of every class with an image; memory holds the classes that are worked on."""
+        classes, runner = self.store.classes, current()
+        work, fitted = BasisOfClass(self.layer, self.layout, self.options), dict[int, FittedBasis]()
+        results = runner.map(work, self._images(rank)) if runner.is_remote else _in_threads(work, self._images(rank))
+        for index, basis in results:
+            fitted[index] = basis
+            on_class(len(fitted), len(classes))
+        return fitted
+
+    def _images(self, rank: int) -> Iterator[ClassImages]:
+        """Read class after class."""
         classes = self.store.classes
         large = set(sorted(classes, key=lambda k: -len(self.store.rows_of(k)))[:STABLE])
-        fitted: dict[int, FittedBasis] = {}
-        n_threads = max(1, torch.get_num_threads())
-        with ThreadPoolExecutor(n_threads) as pool:
-            waiting: deque[tuple[int, Future[FittedBasis]]] = deque()
-            for index in classes:
-                rows, lenders = self.rows_of(index)
-                z = self.store.read(rows)
-                weights = self.sensitivity(z[:SENSED], index)
-                refits = self.refits if index in large else 0
-                waiting.append((index, pool.submit(self._fit, z, rank, weights, refits, lenders)))
-                while len(waiting) > n_threads:
-                    self._take(waiting, fitted, on_class, len(classes))
-            while waiting:
-                self._take(waiting, fitted, on_class, len(classes))
-        return fitted
+        for index in classes:
+            rows, lenders = self.rows_of(index)
+            z = self.store.read(rows)
+            refits = self.refits if index in large else 0
+            yield ClassImages(index, z, self.sensitivity(z[:SENSED], index), rank, refits, lenders)
 
     def sensitivity(self, z: Tensor, index: int) -> Tensor:
         """Return the weights (channels,) of a class from some of its activations; mean 1 before the root."""
@@ -112,38 +163,18 @@ class ClassFit:
                 break
         return rows, tuple(lenders)
 
-    def _fit(self, z: Tensor, rank: int, weights: Tensor, refits: int, lenders: tuple[int, ...]) -> FittedBasis:
-        X = as_columns(self.layout, z).float()
-        if X.shape[1] > COLUMNS:  # evenly over images and positions
-            X = X[:, torch.linspace(0, X.shape[1] - 1, COLUMNS).long()]
-        X = (X * weights[:, None]).contiguous()
-        if not float(X.abs().max()) > 0:  # the class shows nothing at this layer: one empty concept, all is residual
-            return FittedBasis(torch.zeros(len(X), 1), weights, 0.0, 0.0, None)
-        rank = min(rank, *X.shape)
-        try:
-            best = factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **self.options)
-            again = [
-                factorize(X, rank, max_iter=MAX_ITER, tol=TOL, **{**self.options, "init": "random", "seed": 1 + i}).W
-                for i in range(refits)
-            ]
-        except ValueError as error:
-            raise NumericsError(f"layer {self.layer!r}: {error}") from error
-        W = best.W / weights[:, None]
-        W = W / W.norm(dim=0).clamp_min(1e-30)
-        cosines = [float(match_columns(best.W, other).cosine.mean()) for other in again]
-        stability = sum(cosines) / len(cosines) if cosines else None
-        return FittedBasis(W, weights, best.kkt, best.relative_error, stability, lenders)
 
-    @staticmethod
-    def _take(
-        waiting: deque[tuple[int, Future[FittedBasis]]],
-        fitted: dict[int, FittedBasis],
-        on_class: Callable[[int, int], None],
-        total: int,
-    ) -> None:
-        index, future = waiting.popleft()
-        fitted[index] = future.result()
-        on_class(len(fitted), total)
+def _in_threads(work: BasisOfClass, classes: Iterator[ClassImages]) -> Iterator[tuple[int, FittedBasis]]:
+    """Yield the basis of every class in order; as many are worked on as torch may use threads."""
+    n_threads = max(1, torch.get_num_threads())
+    with ThreadPoolExecutor(n_threads) as pool:
+        waiting: deque[Future[tuple[int, FittedBasis]]] = deque()
+        for images in classes:
+            waiting.append(pool.submit(work, images))
+            while len(waiting) > n_threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def sizes_of(

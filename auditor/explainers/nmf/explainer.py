@@ -35,12 +35,14 @@ from auditor.explainers.nmf.class_report import ClassReport, remark_of, stand_in
 from auditor.explainers.nmf.config import NmfConfig
 from auditor.explainers.nmf.shards import Shards
 from auditor.explainers.predicted_classes import PredictedClasses
+from auditor.explainers.refits import Refit
 from auditor.kernels.factorization.nmf import Factorization, factorize
 from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
 from auditor.metrics.concept_groups import dominance, groups
 from auditor.metrics.concept_matching import match_columns
 from auditor.network.above_layer import prepare_above_layer, values_from
 from auditor.progress import Progress, silent
+from auditor.runners.runner import current
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -347,7 +349,8 @@ class NmfExplainer(Explainer):
         learned, trial = Reservoir(cfg.max_positions, cfg.seed), Reservoir(cfg.max_positions // 4, cfg.seed)
         measured = data.draw(cfg.max_eval, cfg.seed, parts.report) if bool(parts.report.any()) else parts.report
         predicted, n_images, low = PredictedClasses(subject), 0, 0.0
-        for batch, rows, logits, z in harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=progress):
+        work = harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=progress, with_images=False)
+        for batch, rows, logits, z in work:
             learned.put(as_columns(layout, z[parts.learn[rows]]))
             trial.put(as_columns(layout, z[parts.choose[rows]]))
             classes = predicted.add(logits, parts.learn[rows])
@@ -392,8 +395,8 @@ class NmfExplainer(Explainer):
             same = subject.forward_from(self.layer_ or "", z_hat).argmax(1).cpu() == classes
         reason = objection(float(same.double().mean()), S.mean(-1).cpu(), classes)
         if reason:
-            ours = f"a basis per predicted class was chosen: {reason}"
-            self.remarks_.append(f"{ours}; --set bases=shared keeps one for all classes")
+            choice = "a basis per predicted class was chosen"
+            self.remarks_.append(f"{choice}: {reason}; --set bases=shared keeps one for all classes")
         return bool(reason)
 
     def take_basis(self, W: Tensor) -> None:
@@ -420,7 +423,7 @@ class NmfExplainer(Explainer):
             "rank": float(rank),
             "kkt": best.kkt,
             "fit_relative_error": best.relative_error,
-            "basis_stability": self._basis_stability(X, best.W, progress),
+            "basis_stability": self._basis_stability(X, best.W),
         }
         if cfg.epochs:
             self._stream(subject, data, layout, parts, progress)
@@ -445,8 +448,8 @@ class NmfExplainer(Explainer):
         if cfg.bases != "auto":  # else it was tried already
             self.take_basis(basis_of_some(self.layer_, X, rank, self.signed_, cfg.seed, cfg.init))
         options = {"signed": self.signed_, "init": cfg.init, "seed": cfg.seed}
-        how = (cfg.refits, predicted.nearest, cfg.borrow, cfg.class_weights)
-        work = ClassFit(subject, self.layer_, layout, stored, options, *how)
+        how = (options, cfg.refits, predicted.nearest, cfg.borrow, cfg.class_weights)
+        work = ClassFit(subject, self.layer_, layout, stored, *how)
         fitted = work.bases(rank, lambda done, total: progress("factorizing classes", done, total))
         report = ClassReport(self, subject, layout, stored, held, progress)
         self._take_bases(subject, self.W_, fitted, predicted)
@@ -473,11 +476,10 @@ class NmfExplainer(Explainer):
 
     def _factorize(self, X: Tensor, rank: int, seed: int, init: Any, progress: Progress) -> Factorization:
         cfg: NmfConfig = self.config
-        channels, positions = X.shape
-        if rank > min(channels, positions):
+        if rank > min(X.shape):
             raise OptionError(
-                f"nmf: rank must be at most {min(channels, positions)} for layer {self.layer_!r}, {channels} channels "
-                f"and {positions} positions, got {rank}; choose a smaller rank or give more images."
+                f"nmf: rank must be at most {min(X.shape)} for layer {self.layer_!r}, {X.shape[0]} channels and "
+                f"{X.shape[1]} positions, got {rank}; choose a smaller rank or give more images."
             )
 
         def on_step(t: int, _objective: float) -> None:
@@ -500,8 +502,8 @@ class NmfExplainer(Explainer):
         except ValueError as error:
             raise NumericsError(f"layer {self.layer_!r}: {error}") from error
         self.take_basis(fit.W)
-        self.metrics |= {"kkt": fit.kkt, "fit_relative_error": fit.relative_error}
-        self.metrics.update(fit_epochs=fit.n_iter, fit_positions=fit.positions)
+        self.metrics.update(kkt=fit.kkt, fit_relative_error=fit.relative_error, fit_epochs=fit.n_iter)
+        self.metrics["fit_positions"] = fit.positions
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
         """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y.
@@ -530,13 +532,12 @@ class NmfExplainer(Explainer):
         log.info("nmf: rank %d chosen by trial error %s and groups of concepts %s", chosen, errors, n_groups)
         return chosen
 
-    def _basis_stability(self, X: Tensor, W: Tensor, progress: Progress) -> float:
+    def _basis_stability(self, X: Tensor, W: Tensor) -> float:
         """Return the mean matched cosine between the basis and re-fits from other, random starts."""
-        cosines = []
-        for i in range(self.config.refits):
-            other = self._factorize(X, W.shape[1], self.config.seed + 1 + i, "random", progress).W
-            cosines.append(float(match_columns(W, other).cosine.mean()))
-        return sum(cosines) / len(cosines)
+        cfg: NmfConfig = self.config
+        fit = Refit(X, W.shape[1], cfg.max_iter, cfg.tol, self.signed_, f"layer {self.layer_!r}: ")
+        others = current().map(fit, range(cfg.seed + 1, cfg.seed + 1 + cfg.refits))
+        return sum(float(match_columns(W, other.W).cosine.mean()) for other in others) / cfg.refits
 
     def _measure(self, subject: Subject, data: Data, layout: Layout, parts: FittedImages, progress: Progress) -> None:
         """Measure on the images to report on: errors, agreement, sparsity, importance; gather the top images of all."""
@@ -546,13 +547,12 @@ class NmfExplainer(Explainer):
         k = self.W_.shape[1]
         gallery = Gallery(k, cfg.top_images, layout.grid, data.foreign_labels(subject))
         sums = dict.fromkeys(("lost", "total", "agree", "logit_error", "zero", "scores", "error", "n"), 0.0)
-        importance = torch.zeros(k, dtype=torch.float64)
+        importance, counts = (torch.zeros(n, dtype=torch.float64) for n in (k, subject.n_classes))
         by_class = torch.zeros(k, subject.n_classes, dtype=torch.float64)
-        counts = torch.zeros(subject.n_classes, dtype=torch.float64)
         maps: list[Tensor] = []
         predictions: list[Tensor] = []
 
-        def report(_stage: str, done: int, total: int | None) -> None:
+        def report(_: str, done: int, total: int | None) -> None:
             progress("measuring", done, total)
 
         for batch, rows, logits, z in harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=report):

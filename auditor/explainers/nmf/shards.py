@@ -40,7 +40,9 @@ class Shards:
         def report(_stage: str, done: int, total: int | None) -> None:
             self.progress(f"pass {self.epoch + 1} of {self.epochs + 1} over all positions", done, total)
 
-        work = harvest(self.subject, self.data, self.layer, batch_size=self.batch_size, progress=report)
+        work = harvest(
+            self.subject, self.data, self.layer, batch_size=self.batch_size, progress=report, with_images=False
+        )
         for _, rows, _, z in work:
             learn = self.parts.learn[rows]
             if bool(learn.any()):

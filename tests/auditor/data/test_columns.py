@@ -9,7 +9,7 @@ import pytest
 from auditor.data.columns import LabelColumn, choose_columns, contents
 from auditor.data.store import Unreadable
 from auditor.errors import DataError
-from tests.auditor.data.conftest import picture
+from tests.stores import picture
 
 BYTES = pa.binary()
 FEATURE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -5,7 +5,7 @@ import pytest
 
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import COLOUR, picture, pixels_of, write_folder
+from tests.stores import COLOUR, picture, pixels_of, write_folder
 
 
 def test_labels_are_the_first_folders_in_order(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import pixels_of, same_images, write_folder
+from tests.stores import pixels_of, same_images, write_folder
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_one_file_can_be_named_and_its_server_needs_no_ranges(web):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from tests.auditor.data.conftest import picture
+    from tests.stores import picture
 
     folder, address, _ = web
     pq.write_table(pa.table({"image": [picture(k) for k in range(5)], "label": [0, 1, 0, 1, 0]}), folder / "x.parquet")

@@ -6,7 +6,7 @@ import pytest
 from auditor.data.locations import _choices, _pattern
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import picture, pixels_of, write_folder
+from tests.stores import picture, pixels_of, write_folder
 
 
 @pytest.mark.parametrize(

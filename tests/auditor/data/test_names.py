@@ -3,7 +3,7 @@
 import pytest
 
 from auditor.data.names import Names
-from tests.auditor.data.conftest import travelled
+from tests.stores import travelled
 
 
 @pytest.mark.parametrize("texts", [["a", "ab", "b", "ü", "中"], ["b", "a", "c/d", "a.png"], []])

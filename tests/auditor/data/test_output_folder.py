@@ -4,7 +4,7 @@ import pytest
 
 from auditor.data.output_folder import open_output
 from auditor.errors import DataError
-from tests.auditor.data.conftest import travelled
+from tests.stores import travelled
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])

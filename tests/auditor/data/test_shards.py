@@ -7,7 +7,7 @@ import pytest
 
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import picture, pixels_of, settle, travelled, write_folder
+from tests.stores import picture, pixels_of, settle, travelled, write_folder
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,13 @@
 """Stores: a real S3 server gives what a folder gives; what fails for a while is asked for again, the rest is said."""
 
-import http.client
-import http.server
 import io
-import threading
 
 import pytest
 
 from auditor.data.source import open_data
 from auditor.data.store import LocalStore, Stored
 from auditor.errors import DataError
-from tests.auditor.data.conftest import pixels_of, same_images, travelled, upload, write_folder
+from tests.stores import pixels_of, same_images, travelled, upload, write_folder
 
 
 @pytest.fixture
@@ -71,77 +68,6 @@ def test_packages_that_are_missing_are_named():
         open_data("gs://bucket/photos")
     with pytest.raises(DataError, match=r"az:// needs a package .* pip install 'mlflow-auditor\[az\]'"):
         open_data("az://bucket/photos")
-
-
-class Proxy(http.server.BaseHTTPRequestHandler):
-    """Stands before a server, and does to answers what ``server.fault(path, n)`` says: a status, "cut", or nothing."""
-
-    protocol_version = "HTTP/1.1"
-
-    def _pass_on(self):
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length) if length else None
-        path = self.path.partition("?")[0]
-        with self.server.lock:
-            n = self.server.asked[path] = self.server.asked.get(path, 0) + 1
-        fault = self.server.fault(self.path, n)
-        if isinstance(fault, int):
-            text = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-            if fault == 403:
-                text = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
-            self.send_response(fault)
-            self.send_header("Content-Type", "application/xml")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(b"" if self.command == "HEAD" else text)
-            return
-        connection = http.client.HTTPConnection(*self.server.behind, timeout=30)
-        connection.request(self.command, self.path, body, dict(self.headers.items()))
-        answer = connection.getresponse()
-        content = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
-            if name.lower() not in ("transfer-encoding", "content-length", "connection"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", answer.getheader("Content-Length") or str(len(content)))
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        if fault == "cut" and len(content) > 10:
-            self.wfile.write(content[: len(content) // 2])
-            self.wfile.flush()
-            self.close_connection = True
-            self.connection.close()
-            return
-        self.wfile.write(content)
-
-    do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _pass_on
-
-    def log_message(self, *args):
-        """Say nothing."""
-
-    def handle_one_request(self):
-        try:
-            super().handle_one_request()
-        except (OSError, ValueError):
-            self.close_connection = True
-
-
-@pytest.fixture
-def proxy(s3_server, s3, monkeypatch):
-    """A proxy before the S3 server that obeys ``fault``; the environment points to it."""
-    host, _, port = s3_server.removeprefix("http://").partition(":")
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Proxy)
-    server.behind, server.asked, server.lock = (host, int(port)), {}, threading.Lock()
-    server.fault = lambda path, n: None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 def test_an_object_that_comes_503_or_short_for_a_while_is_asked_for_again(proxy, s3, photos):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import COLOUR, picture, pixels_of, same_images, travelled, write_folder
+from tests.stores import COLOUR, picture, pixels_of, same_images, travelled, write_folder
 
 N = 23
 

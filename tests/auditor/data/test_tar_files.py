@@ -9,7 +9,7 @@ import pytest
 
 from auditor.data.source import open_data
 from auditor.errors import DataError
-from tests.auditor.data.conftest import picture, pixels_of, travelled
+from tests.stores import picture, pixels_of, travelled
 
 
 @pytest.fixture(autouse=True)

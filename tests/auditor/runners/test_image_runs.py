@@ -7,7 +7,7 @@ from auditor.data.source import open_data
 from auditor.runners.image_runs import RUN, OfBatch, counted, cut, over_batches
 from auditor.runners.runner import LocalRunner, using
 from auditor.subject.subject import Subject
-from tests.auditor.data.conftest import travelled, write_folder
+from tests.stores import travelled, write_folder
 
 N = 23
 

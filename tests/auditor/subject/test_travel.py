@@ -7,7 +7,7 @@ from torch import nn
 from auditor.errors import TamperError
 from auditor.subject import travel
 from auditor.subject.subject import Subject
-from tests.auditor.data.conftest import travelled
+from tests.stores import travelled
 
 
 @pytest.fixture(autouse=True)
