@@ -164,8 +164,9 @@ def auditor(verbose: bool) -> None:
     """Make a registered image model explain itself, measure the explanations, and gate releases on them.
 
     MODEL is any MLflow model URI: models:/name/3, models:/name@champion, runs:/RUN_ID/model. The server or database
-    is the one MLflow would use (MLFLOW_TRACKING_URI). DATA is an image folder, an .npz (images, labels),
-    sklearn:digits, or torchvision:NAME?root=PATH&split=test.
+    is the one MLflow would use (MLFLOW_TRACKING_URI). DATA is a folder of images, Parquet, Arrow or tar files, on
+    disk or in a store (s3://, gs://, az://, https://), an .npz (images, labels), sklearn:digits, or
+    torchvision:NAME?root=PATH&split=test.
 
     Start with: auditor demo
     """

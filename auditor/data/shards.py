@@ -67,6 +67,10 @@ class Layout(ABC):
         """Return digests of shards that were made while the source was opened."""
         return {}
 
+    def earlier_digest(self) -> str:
+        """Return the digest of the content as releases before 0.3 made it; "" where they could not read it."""
+        return ""
+
 
 class ShardedData(Data):
     """A source of shards. Reading all of a shard makes its digest; nothing is read a second time for that."""
@@ -215,6 +219,10 @@ class ShardedData(Data):
     def _mark(self, shard: Shard) -> str:
         mark = self.layout.mark(shard)
         return hashlib.sha256(f"{shard.key} {mark}".encode()).hexdigest() if mark else ""
+
+    def holds(self, content_digest: str) -> bool:
+        """Whether a digest is that of the whole source's content, in the form of today or of earlier releases."""
+        return super().holds(content_digest) or content_digest == self.layout.earlier_digest()
 
     def _whole_digest(self) -> str:
         """Return the root over all shards; those that nobody has read yet are read now."""

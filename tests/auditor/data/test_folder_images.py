@@ -1,5 +1,7 @@
 """Folders of images: names, labels and shards, and that a change while it is read is noticed."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
@@ -49,3 +51,19 @@ def test_links_are_not_followed_into_other_folders(tmp_path):
     write_folder(tmp_path / "out", 3)
     (tmp_path / "in" / "link").symlink_to(tmp_path / "out")
     assert len(open_data(tmp_path / "in")) == 3
+
+
+def test_the_digest_of_earlier_releases_still_names_this_data(tmp_path):
+    """Their definition, over names, class numbers and bytes, each behind its length."""
+    data = open_data(write_folder(tmp_path, 5))
+    h = hashlib.sha256()
+    for name in sorted(pixels_of(data)):
+        number = ("cat", "dog", "owl").index(name.partition("/")[0])
+        for part in (f"{name}|{number}".encode(), (tmp_path / name).read_bytes()):
+            h.update(len(part).to_bytes(8, "little"))
+            h.update(part)
+    assert data.holds(h.hexdigest())
+    assert data.holds(data.content_digest)
+    assert not data.holds("00" * 32)
+    (tmp_path / "cat" / "000.png").write_bytes(picture(77))
+    assert not open_data(tmp_path).holds(h.hexdigest())
