@@ -16,7 +16,7 @@ class BlockSettings:
     patience: int = 3
     warm_passes: int = 20
     batch: int = 32
-    lr: float = 1e-4
+    lr: float = 3e-4
     lr_above: float = 1e-3
     beta: float = 1.0
     gamma: float = 1.0

@@ -22,7 +22,7 @@ from auditor.subject.subject import Subject
 DEFAULT_RANK = 16
 PASSES, LEAST_PASSES = 12, 2
 DEFAULTS: dict[str, dict[str, float]] = {  # by form
-    "blocks": {"lr": 1e-3, "dual_step": 0.1, "fidelity": 0.5, "reconstruction": 0.003},
+    "blocks": {"lr": 3e-4, "dual_step": 0.1, "fidelity": 0.5, "reconstruction": 0.003},
     "linear": {"lr": 1e-3, "dual_step": 0.0, "fidelity": 0.1, "reconstruction": 0.03},
 }
 OPERATIONS = 3 * 10**12  # of all passes of a fit that leaves their number open: a minute or two of one core
@@ -70,7 +70,7 @@ class DeepFactoConfig(HoldOutConfig):
     lr: float | None = Field(
         default=None,
         gt=0,
-        description="Step size below the layer (Adam, cosine decay); default 1e-4, linear 1e-3.",
+        description="Step size below the layer (Adam, cosine decay); default 3e-4, linear 1e-3.",
     )
     beta: float = Field(default=1.0, gt=0, description="Penalty that ties Z to what the layers below give.")
     gamma: float = Field(default=1.0, gt=0, description="Penalty that ties Z to the product M S.")
