@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from auditor.errors import OptionError
-from auditor.runners.runner import LocalRunner, Runner, using
+from auditor.runners.runner import LocalRunner, Runner, chosen, using
 
 VARIABLE = "AUDITOR_CLUSTER"
 WORKERS, CPUS = "AUDITOR_CLUSTER_WORKERS", "AUDITOR_CLUSTER_CPUS"
@@ -17,8 +17,9 @@ WORKERS, CPUS = "AUDITOR_CLUSTER_WORKERS", "AUDITOR_CLUSTER_CPUS"
 
 @contextmanager
 def on_cluster(address: str | None, device: str = "cpu") -> Iterator[Runner]:
-    """Let everything inside run on a cluster: ``auto``, ``local`` or ``ray://HOST:PORT``; "" and None: this process.
+    """Let everything inside run on a cluster: ``auto``, ``local`` or ``ray://HOST:PORT``.
 
+    Without an address it runs where it runs already, else in this process.
     AUDITOR_CLUSTER_WORKERS says how many workers at most, AUDITOR_CLUSTER_CPUS how many processors each gets; each has
     a GPU where the device is one.
 
@@ -27,7 +28,7 @@ def on_cluster(address: str | None, device: str = "cpu") -> Iterator[Runner]:
     1
     """
     if not address:
-        with using(LocalRunner()) as runner:
+        with using(chosen() or LocalRunner()) as runner:
             yield runner
         return
     from auditor.runners.ray_pool import PoolOptions, ray_workers

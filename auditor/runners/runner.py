@@ -169,9 +169,14 @@ _CURRENT: ContextVar[Runner | None] = ContextVar("runner", default=None)
 _LOCAL = LocalRunner()
 
 
+def chosen() -> Runner | None:
+    """Return the runner that somebody chose for the computation that goes on."""
+    return _CURRENT.get()
+
+
 def current() -> Runner:
     """Return the runner of the computation that goes on; this process where nobody said otherwise."""
-    return _CURRENT.get() or _LOCAL
+    return chosen() or _LOCAL
 
 
 @contextmanager

@@ -42,6 +42,8 @@ def test_the_current_runner_is_that_of_the_block():
     with on_cluster("") as runner:
         assert current() is runner
         assert not runner.is_remote
+        with on_cluster(None) as inner:
+            assert inner is runner
     with counted_work(None) as work:
         pass
     assert work == {}
