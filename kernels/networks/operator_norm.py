@@ -10,7 +10,9 @@ A power or Lanczos iteration approaches the norm from below, so what it stops at
 
                 and the largest of their norms bounds the operator's, closely for maps larger than the kernel. On large
                 maps fewer frequencies do: between m grid points a trigonometric polynomial of degree d rises at most
-                by the factor 1 / cos(pi d / m) [EhlichZeller1964];
+                by the factor 1 / cos(pi d / m) [EhlichZeller1964]. Of many channels even these are too many: then the
+                taps of the kernel are bounded one by one, sum_t |W_t|, since a shift moves nothing twice, or together,
+                by Cauchy and Schwarz: the root of their number times the norm of their weights beside each other;
 - anything else: Lanczos from a random start. After k steps the largest Ritz value of an n x n matrix is below
                 (1 - e) lambda with probability at most 1.648 sqrt(n) exp(-sqrt(e) (2k - 1))
                 [KuczynskiWozniakowski1992], which is solved for e.
@@ -30,7 +32,8 @@ EPS = torch.finfo(torch.float64).eps
 MOST_SIDE = 4096  # shorter side of a matrix whose Gram matrix is formed
 FAILURE = 1e-9  # probability that a Lanczos bound is too low
 BLOCK = 1 << 24  # numbers at a time
-WORK = 1e10  # multiplications on the frequencies of one convolution
+WORK = 2e9  # multiplications on the frequencies of one convolution: about a second
+MOST_WORK = 4e9  # of the coarsest grid; beyond it the taps are bounded
 
 
 def matrix_norm(m: Tensor) -> float:
@@ -85,7 +88,10 @@ def convolution_norm(
     w = weight.double().reshape(groups, weight.shape[0] // groups, weight.shape[1], *kernel)
     lines = [_Line.of(*each) for each in zip(size, kernel, stride, pad, dilation, strict=True)]
     short, long = sorted((w.shape[1], w.shape[2] * math.prod(stride)))
-    grids = _grids(lines, groups * short * short * long)
+    work = groups * short * short * long
+    grids = _grids(lines, work)
+    if math.prod(grids) * work > MOST_WORK:
+        return _bound_by_taps(w)
     factor = math.prod(line.rise(m) for line, m in zip(lines, grids, strict=True))
     return _largest_symbol(w, lines, grids) * factor
 
@@ -125,14 +131,28 @@ class _Line:
 
 
 def _grids(lines: list[_Line], work: int) -> list[int]:
-    """Return how many frequencies to look at per dimension: all of the torus when affordable, else a coarser grid."""
-    exact = [line.torus // line.stride for line in lines]
+    """Return how many frequencies to look at per dimension: all of the torus when affordable, else a coarser grid.
+
+    Where the kernel has one tap all frequencies are alike.
+    """
+    exact = [line.torus // line.stride if line.degree else 1 for line in lines]
     best = exact
     for most in (1 << 30, 96, 64, 48, 32, 24, 16):
         best = [min(e, max(most, 8 * line.degree)) for e, line in zip(exact, lines, strict=True)]
         if math.prod(best) * work <= WORK:
             break
     return best
+
+
+def _bound_by_taps(w: Tensor) -> float:
+    """Return the smallest of three bounds of a convolution (groups, out, in, *kernel) by matrices of its taps."""
+    groups, out, inner = w.shape[:3]
+    taps = w.reshape(groups, out, inner, -1)
+    n = taps.shape[3]
+    each = sum(max(matrix_norm(taps[g, :, :, t]) for g in range(groups)) for t in range(n))
+    wide = max(matrix_norm(taps[g].flatten(1)) for g in range(groups))
+    tall = max(matrix_norm(taps[g].transpose(1, 2).flatten(0, 1)) for g in range(groups))
+    return float(min(each, math.sqrt(n) * wide, math.sqrt(n) * tall)) * (1 + 8 * n * EPS)
 
 
 def _largest_symbol(w: Tensor, lines: list[_Line], grids: list[int]) -> float:

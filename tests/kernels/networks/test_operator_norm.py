@@ -48,6 +48,26 @@ def test_no_convolution_exceeds_its_bound(name, coarse, monkeypatch):
     assert truth <= bound <= 1.4 * truth  # small maps: the border takes its share
 
 
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_taps_bound_a_convolution_whose_frequencies_are_too_many(name, monkeypatch):
+    shape, size, stride, pad, dilation, groups = CONVOLUTIONS[name]
+    monkeypatch.setattr(operator_norm, "MOST_WORK", 0)
+    w = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    truth = float(torch.linalg.matrix_norm(explicit(w, size, stride, pad, dilation, groups), 2))
+    bound = convolution_norm(w, size, stride=stride, pad=pad, dilation=dilation, groups=groups)
+    taps = math.prod(shape[2:])
+    assert truth <= bound <= 1.4 * math.sqrt(taps) * truth
+    if taps == 1:
+        assert bound <= 1.001 * truth
+
+
+def test_taps_that_agree_are_bounded_closely(monkeypatch):
+    monkeypatch.setattr(operator_norm, "MOST_WORK", 0)
+    w = torch.ones(1, 1, 3, 3, dtype=torch.float64)
+    bound = convolution_norm(w, (20, 20), stride=(1, 1), pad=((1, 1), (1, 1)), dilation=(1, 1))
+    assert 8.5 < bound < 9.001
+
+
 def test_the_bound_of_a_convolution_is_close_on_large_maps():
     w = torch.randn(3, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     truth = float(torch.linalg.matrix_norm(explicit(w, (22, 23), (1, 1), ((1, 1), (1, 1)), (1, 1), 1), 2))
