@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 N_PROBABILITIES = 10
 CLASSES_SHOWN = 12
+SAMPLERS = 4  # settings of the stability whose noise is kept
 OnStage: TypeAlias = Callable[[str, str, Sequence[int]], object]
 
 
@@ -56,6 +57,7 @@ class ExplainedModel:
     stability_layer: str  # whose movement the stability measures
     search_limit_s: float | None = None  # the most that an explainer may search per image, whatever was asked for
     attestation: Mapping[str, str] | None = None  # who says that this version passed its gate; None: nobody asked
+    _samplers: dict[tuple[Mode, int, float, int], Sampler] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -72,6 +74,19 @@ class ExplainedModel:
         layer = stability_layer or next((e.layer_ for e in explainers.values() if e.layer_), None)
         forward = forward or TorchPass(subject, explainers.values())
         return cls(subject, explainers, forward, layer or subject.default_layer(), search_limit_s, attestation)
+
+    def sampler(self, mode: Mode, noise_samples: int, radius: float, seed: int) -> Sampler:
+        """Return what measures the stability; those of the last few settings are kept with their noise."""
+        key = (mode, noise_samples, radius, seed)
+        made = self._samplers.get(key)
+        if made is None:
+            made = make_sampler(
+                self.subject, self.stability_layer, mode=mode, noise_samples=noise_samples, radius=radius, seed=seed
+            )
+            for old in list(self._samplers)[: len(self._samplers) + 1 - SAMPLERS]:
+                self._samplers.pop(old, None)
+            self._samplers[key] = made
+        return made
 
     @cached_property
     def default_names(self) -> list[str]:
@@ -402,16 +417,7 @@ def _stability_groups(model: ExplainedModel, questions: Sequence[Question]) -> l
         o = question.options
         if o.stability != "off":
             rows_of[o.stability, o.noise_samples, o.radius, o.seed].append(i)
-    return [
-        _Group(
-            mode,
-            rows,
-            make_sampler(
-                model.subject, model.stability_layer, mode=mode, noise_samples=samples, radius=radius, seed=seed
-            ),
-        )
-        for (mode, samples, radius, seed), rows in rows_of.items()
-    ]
+    return [_Group(settings[0], rows, model.sampler(*settings)) for settings, rows in rows_of.items()]
 
 
 def _run(forward: ForwardPass, x: Tensor, groups: Sequence[_Group]) -> tuple[Tensor, dict[str, Tensor]]:

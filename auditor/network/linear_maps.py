@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from auditor.network.aten_graph import BATCH_NORM, CONVOLUTIONS, AtenGraph, Node, source
+from auditor.network.pointwise_convolution import conv2d
 
 aten = torch.ops.aten
 TRANSPOSED = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)
@@ -54,7 +55,7 @@ class Convolution(LinearMap):
     def spread(self, a: Tensor, sign: int = 1) -> Tensor:
         """Apply the clipped map."""
         w = self.clipped(sign)
-        conv = (F.conv1d, F.conv2d, F.conv3d)[len(self.stride) - 1]
+        conv = (F.conv1d, conv2d, F.conv3d)[len(self.stride) - 1]
         even, a = self._even(a)
         return conv(a, w, None, self.stride, even, self.dilation, self.groups)
 
@@ -63,7 +64,7 @@ class Convolution(LinearMap):
         w = self.clipped(sign)
         if self._is_plain() and sign > 0:  # a convolution with mirrored weights is faster than the transposed one
             w, pad = self.clipped.mirrored(self.groups), [k - 1 - p for k, (p, _) in self._sides()]
-            x = F.conv2d(q.flatten(0, 1), w, None, 1, pad, 1, self.groups)
+            x = conv2d(q.flatten(0, 1), w, None, (1, 1), pad, (1, 1), self.groups)
             return x.reshape(*q.shape[:2], *x.shape[1:])
         even, _ = self._even(None)
         uneven = even == [0] * len(even) and any(b != a for b, a in self.pad)
@@ -279,7 +280,7 @@ def rows_times(rows: Tensor, w: Tensor) -> Tensor:
     if rows.device.type != "cpu" or rows.dtype != torch.float32 or not has_library or rows.numel() == 0:
         return rows @ w.T
     kernel = w[:, :, None, None].contiguous(memory_format=torch.channels_last)
-    out = F.conv2d(rows.reshape(1, -1, 1, rows.shape[1]).permute(0, 3, 1, 2), kernel)
+    out = conv2d(rows.reshape(1, -1, 1, rows.shape[1]).permute(0, 3, 1, 2), kernel, None)
     return out.permute(0, 2, 3, 1).reshape(len(rows), len(w))
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from auditor.errors import OptionError
 from auditor.kernels.networks.jacobian_norm import largest_singular_values
+from auditor.network.graph_pass import graph_pass_of
 from auditor.stability.certified_bound import certified_bound
 from auditor.subject.subject import Subject
 
@@ -173,10 +174,18 @@ class Sampler:
         flat.requires_grad_(True)
         classes = torch.tensor(list(targets), device=x.device).repeat_interleave(copies)
         with torch.enable_grad():
-            logits, activations = self.subject.run(flat, [self.layer])
+            logits, z = self._pass(flat)
             (g,) = torch.autograd.grad(logits.gather(1, classes[:, None]).sum(), flat)
-        a = activations[self.layer].detach().flatten(1).double()
+        a = z.detach().flatten(1).double()
         return a.view(n, copies, -1), logits.detach().view(n, copies, -1), g.flatten(1).double().view(n, copies, -1)
+
+    def _pass(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits and the layer, by the network's graph where it is at hand."""
+        by_graph = graph_pass_of(self.subject, self.layer)
+        if by_graph is not None:
+            return by_graph(x)
+        logits, activations = self.subject.run(x, [self.layer])
+        return logits, activations[self.layer]
 
     def _power(self, x: Tensor) -> tuple[Tensor, Tensor]:
         def layer_of(z: Tensor) -> Tensor:
