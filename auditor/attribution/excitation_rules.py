@@ -88,12 +88,17 @@ def pass_down(walk: Walk, node: Node, p: Tensor) -> Flow:
     """Yield ``(child, its mass)`` for an operation that is not a linear map with weights."""
     rule = RULES.get(node.target)
     if rule is None:
-        layer = max(node.meta.get("layers", ()), key=len, default="") or "the model itself"
-        raise LayerError(
-            f"excitation backprop: there is no rule for {node.target} (in layer '{layer}'). Start below it or stop "
-            f"above it, or use another heatmap method (grad_cam needs no rules)."
-        )
+        raise no_rule(node)
     yield from rule(walk, node, p)
+
+
+def no_rule(node: Node) -> LayerError:
+    """Return the error that names an operation without a rule, and its layer."""
+    layer = max(node.meta.get("layers", ()), key=len, default="") or "the model itself"
+    return LayerError(
+        f"excitation backprop: there is no rule for {node.target} (in layer '{layer}'). Start below it or stop above "
+        "it, or use another heatmap method (grad_cam needs no rules)."
+    )
 
 
 def _like(walk: Walk, node: Node, p: Tensor) -> Tensor:

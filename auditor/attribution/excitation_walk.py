@@ -15,6 +15,7 @@ from auditor.attribution.excitation_rules import (
     MOVES,
     NON_NEGATIVE,
     SPLITS,
+    no_rule,
     pass_down,
     safe_reciprocal,
 )
@@ -174,6 +175,8 @@ class Walk:
         """Walk ``p`` (neurons, *shape) from ``start`` to ``stop``; ``dual`` is subtracted with negated top weights."""
         path = between(self.graph, start, stop)
         if start not in path:
+            if (barrier := _barrier(self.graph, start)) is not None:
+                raise no_rule(barrier)
             raise LayerError(
                 f"excitation backprop: '{start.name}' is not computed from '{stop.name}', so no mass gets there. "
                 f"Stop at a layer below the start."
@@ -234,6 +237,16 @@ def between(graph: AtenGraph, start: Node, stop: Node) -> set[Node]:
         if node in graph.live and any(n in above for n in node.all_input_nodes):
             above.add(node)
     return above & graph.before(start)
+
+
+def _barrier(graph: AtenGraph, start: Node) -> Node | None:
+    """Return the first operation below ``start`` that makes of a signal what is none, such as complex numbers."""
+    needed = graph.before(start)
+    for node in graph.steps:
+        makes_tensor = isinstance(node.meta.get("val"), Tensor) and node not in graph.live
+        if makes_tensor and node in needed and any(n in graph.live for n in node.all_input_nodes):
+            return node
+    return None
 
 
 def _is_first(node: Node) -> bool:

@@ -15,6 +15,7 @@ from auditor.subject.subject import Subject
 
 UNSURE = 0.25  # of the way from chance to certainty: below it a prediction says little
 MOSTLY = 0.9  # share of the images
+SHOWN = 6  # names of classes in a sentence
 
 
 class PredictedClasses:
@@ -25,11 +26,12 @@ class PredictedClasses:
         self.learned: Counter[int] = Counter()
         self.held_out: Counter[int] = Counter()
         self._sure: list[Tensor] = []
+        self._n_outputs = 0
         self._logits: dict[int, Tensor] = {}  # summed over the images of a class that are learned from
 
     def add(self, logits: Tensor, learned: Tensor) -> Tensor:
         """Count a batch; ``learned`` (batch,) says which images are learned from. Return its classes."""
-        classes = logits.argmax(1).cpu()
+        classes, self._n_outputs = logits.argmax(1).cpu(), logits.shape[1]
         self.learned.update(classes[learned].tolist())
         self.held_out.update(classes[~learned].tolist())
         for k in set(classes[learned].tolist()):
@@ -60,12 +62,27 @@ class PredictedClasses:
 
     def remarks(self) -> list[str]:
         """Return what a reader should know of the images before believing figures measured on them."""
+        return [*self._unsure(), *self._without_images()]
+
+    def _unsure(self) -> list[str]:
         if self.unsure < MOSTLY:
             return []
         return [
             f"the model is unsure of {self.unsure:.0%} of these images (nearer to chance than to certainty): they may "
             "be of another domain than its own, and concepts fitted to them explain guesses; check size, mean and std "
             "(auditor describe), or give images of its classes"
+        ]
+
+    def _without_images(self) -> list[str]:
+        """Say which classes the model sees in no image; nothing of a model with one logit, which has two in one."""
+        names, seen = self.subject.class_names, set(self.learned) | set(self.held_out)
+        missing = [name for k, name in enumerate(names) if k not in seen]
+        if self._n_outputs != len(names) or not missing:
+            return []
+        named = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")
+        return [
+            f"the model sees {len(missing)} of its {len(names)} classes in none of these images ({named}): what is "
+            "explained of such a class uses concepts of the others"
         ]
 
     def too_thin(self) -> str:

@@ -28,7 +28,7 @@ from auditor.errors import DataError, LayerError, ModelError, OptionError
 from auditor.explainers.base import Explainer, ExplainerConfig, HoldOutConfig, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
-from auditor.explainers.layer_activations import harvest
+from auditor.explainers.layer_activations import check_varies, harvest
 from auditor.explainers.xnn.examples import ActivationRows, Examples
 from auditor.explainers.xnn.fit_remarks import remarks
 from auditor.explainers.xnn.head_design import channels_first, make_heads
@@ -46,6 +46,8 @@ from auditor.subject.subject import Subject
 log = logging.getLogger(__name__)
 
 ENGINES = 64  # heads whose heatmap engines are kept per subject
+CLASSES_SHOWN = 12
+LOOKED_AT = 64  # images on which a layer is looked at
 
 
 class XnnConfig(HoldOutConfig):
@@ -124,6 +126,8 @@ class XnnExplainer(Explainer):
         read = data.only(drawn)
         examples = read_examples(subject, read, layer, layout, cfg, progress)
         _refuse_logits(examples, layer, subject)
+        some = examples.Z[:LOOKED_AT].float()
+        check_varies(layer, some.T if some.dim() == 2 else some.flatten(2).transpose(0, 1).flatten(1))
         self.classes_ = self._present(subject, examples, classes)
         if cfg.targets == "all":
             check_size(examples, cfg.n)
@@ -152,6 +156,7 @@ class XnnExplainer(Explainer):
         if any(self.dead_):
             log.warning("xnn: %d of %d x-features are dead", int(trained.dead.sum()), trained.dead.numel())
         self.record_fit(subject, data, layer, examples.parts, read)
+        self.remarks_ += self._lack_of_heatmaps(subject, read)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
@@ -305,8 +310,22 @@ class XnnExplainer(Explainer):
                 "xnn: no class has both positive and negative examples in this data; give images of several classes."
             )
         if len(present) < subject.n_classes:
-            log.warning("xnn: %d classes have no examples and get no head", subject.n_classes - len(present))
+            missing = [subject.class_names[k] for k in everything if k not in set(present)]
+            named = ", ".join(missing[:CLASSES_SHOWN]) + (", …" if len(missing) > CLASSES_SHOWN else "")
+            log.warning("xnn: no head for %s: no image of the data is of this class", named)
         return present
+
+    def _lack_of_heatmaps(self, subject: Subject, data: Data) -> list[str]:
+        """Return why there are no heatmaps, tried on an image; nothing where there are."""
+        try:
+            self.heatmaps(subject, next(iter(data.batches(subject, 1))).images[:1], self.classes_[0])
+        except (LayerError, ModelError) as error:
+            reason = str(error).split(". ")[0].rstrip(".")
+            return [
+                f"no heatmaps, numbers only: {reason}. Kinds nmf and coupled read theirs off a layer and rde hides "
+                "parts of the image, which need no such rule"
+            ]
+        return []
 
     def _row(self, subject: Subject, k: int) -> int:
         if k not in self.classes_:

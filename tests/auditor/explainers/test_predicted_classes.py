@@ -41,3 +41,11 @@ def test_a_model_that_is_unsure_of_every_image_is_said():
 def test_one_logit_is_sure_on_either_side():
     assert counted([[8.0], [-8.0]], [True, False], n=1)[0].unsure == 0
     assert counted([[0.1], [-0.1]], [True, False], n=1)[0].unsure == 1
+
+
+def test_classes_that_the_model_sees_in_no_image_are_named():
+    predicted, _ = counted(torch.eye(4)[[0, 2, 0]] * 20, [True, True, False])
+    (remark,) = predicted.remarks()
+    assert "sees 2 of its 4 classes in none of these images (1, 3)" in remark
+    many, _ = counted(torch.eye(20)[:2] * 20, [True, True], n=20)
+    assert "18 of its 20 classes in none of these images (2, 3, 4, 5, 6, 7, …)" in many.remarks()[0]

@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from auditor import Subject, fit
-from auditor.errors import LayerError, OptionError, TamperError
+from auditor.errors import LayerError, NumericsError, OptionError, TamperError
 from auditor.explainers.base import Explainer
 from auditor.explainers.xnn.explainer import head_layer
 
@@ -77,3 +78,38 @@ def test_bad_input_is_one_clear_sentence(subject, digits, fitted, images):
         fitted.explain(other, images)
     with pytest.raises(OptionError, match="square number"):
         fit("xnn", subject, digits, target=3, cells=3)
+
+
+class Spectrum(nn.Module):
+    def forward(self, z):
+        return torch.fft.fft2(z).real.relu()
+
+
+class Constant(nn.Module):
+    def forward(self, z):
+        return z * 0 + 1
+
+
+def behind(middle):
+    """Return a subject whose network has ``middle`` between its convolution and its head."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 6, 3), nn.ReLU(), middle, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3))
+    return Subject(net.eval(), input_shape=(1, 8, 8), class_names=["cat", "owl", "yak"])
+
+
+def photos(classes, n=30):
+    x = np.random.default_rng(0).integers(0, 255, (n, 8, 8), dtype=np.uint8)
+    return x, np.arange(n) % classes
+
+
+def test_a_layer_of_constant_activations_is_refused():
+    with pytest.raises(NumericsError, match="layer '2': its activations are constant"):
+        fit("xnn", behind(Constant()), photos(3), layer="2", max_epochs=2)
+
+
+def test_classes_without_images_are_named_and_an_operation_without_a_rule_is_too(caplog):
+    heads = fit("xnn", behind(Spectrum()), photos(2), max_epochs=2)
+    assert "no head for yak: no image of the data is of this class" in caplog.text
+    (remark,) = [text for text in heads.remarks() if "heatmap" in text]
+    assert "no rule for aten.fft_fft2.default (in layer '2')" in remark
+    assert "nmf" in remark
