@@ -32,7 +32,7 @@ FAMILIES = {  # small members; depth is cut where it repeats the same block
     "maxvit": ("maxvit_rmlp_pico_rw_256", {}),
     "coatnet": ("coatnet_pico_rw_224", {}),
     "pvt": ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}),
-    "poolformer": ("poolformer_s12", {"layers": (1, 1, 2, 1)}),
+    "poolformer": ("poolformer_s12", {}),
     "efficientformer": ("efficientformer_l1", {}),
     "eva": ("eva02_tiny_patch14_224", {"depth": 3}),
     "mobilevitv2": ("mobilevitv2_050", {}),
