@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from auditor.explainers.rde.explainer import RdeExplainer
     from auditor.explainers.tree.explainer import TreeExplainer
     from auditor.explainers.xnn.explainer import XnnExplainer
+    from auditor.network.network_blocks import split
     from auditor.progress import Progress
     from auditor.release.drift import Drift, compare
     from auditor.subject.subject import Subject
     from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
+    from auditor.training.factorization import Factorization, Lift
 
     @overload
     def fit(
@@ -135,9 +137,11 @@ _HOME = {
     "Explainer": "explainers.base",
     "ExplainerConfig": "explainers.base",
     "Explanation": "explainers.explanation",
+    "Factorization": "training.factorization",
     "FittedImages": "explainers.fitted_images",
     "FurtherOutput": "explainers.base",
     "Gallery": "explainers.gallery",
+    "Lift": "training.factorization",
     "NmfExplainer": "explainers.nmf.explainer",
     "RdeExplainer": "explainers.rde.explainer",
     "Reads": "explainers.base",
@@ -149,6 +153,7 @@ _HOME = {
     "compare": "release.drift",
     "fit": "explainers.base",
     "open_data": "data.source",
+    "split": "network.network_blocks",
 }
 
 __all__ = [
@@ -166,9 +171,11 @@ __all__ = [
     "Explainer",
     "ExplainerConfig",
     "Explanation",
+    "Factorization",
     "FittedImages",
     "FurtherOutput",
     "Gallery",
+    "Lift",
     "NmfExplainer",
     "RdeExplainer",
     "Reads",
@@ -180,6 +187,7 @@ __all__ = [
     "compare",
     "fit",
     "open_data",
+    "split",
 ]
 
 
