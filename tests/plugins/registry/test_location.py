@@ -205,6 +205,11 @@ def test_a_store_whose_package_is_missing_says_what_to_install(error, sentence):
         raise error
 
 
+def test_a_missing_module_of_ours_is_nothing_to_install():
+    with pytest.raises(ModuleNotFoundError, match="no such module"), mlflow_errors("model m"):
+        raise ModuleNotFoundError("no such module", name="auditor.nowhere")
+
+
 def test_what_the_library_of_a_store_raises_is_one_sentence():
     exceptions = pytest.importorskip("botocore.exceptions")
     error = exceptions.EndpointConnectionError(endpoint_url="http://127.0.0.1:9")
