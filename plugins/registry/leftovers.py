@@ -53,6 +53,8 @@ def _problem(version: ModelVersion, location: str) -> str:
     """Return what was changed in a folder since it was written, or nothing."""
     try:
         with mlflow_errors(location), tempfile.TemporaryDirectory(prefix="auditor-") as folder:
+            if not version.repository().list_artifacts(location):
+                return ""  # an upload that was killed before its first file
             return changed(version.download(location, Path(folder)), location)
     except AuditError as error:
         return str(error)

@@ -50,6 +50,15 @@ def test_a_changed_byte_in_a_leftover_is_noticed_and_named(left):
     extra.unlink()
 
 
+def test_an_upload_killed_before_its_first_file_is_no_problem(left):
+    files = files_of(left, "gone")
+    for path in files:
+        path.unlink()
+    assert files[0].parent.is_dir()
+    assert [entry.problem for entry in leftovers.check(resolve(left))] == ["", ""]
+    assert all(entry.verified for entry in plugins.verify(left))
+
+
 def test_what_a_killed_upload_leaves_is_no_problem(left, tmp_path):
     import shutil
 
