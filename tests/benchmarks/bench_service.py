@@ -11,7 +11,7 @@ machine, so what else the machine does meets both; the ratio printed is the medi
 second stands the servers' CPU time per request, which a busy machine distorts least. ``contributions`` asks for ``nmf``
 and ``xnn`` without heatmaps and without stability; ``heatmaps`` asks for ``nmf`` with PNG heatmaps. EfficientNet-Lite0
 (its ImageNet weights, photos of DATA/cub20) is asked for ``nmf`` and ``xnn`` with PNG heatmaps, ``maps`` without and
-``maps, fast`` with stability.
+``maps, fast`` with stability, beside a bare endpoint by torch and one by the exported graph in ONNX Runtime.
 
 Wanted: contributions of the digits CNN >= 1.0, of resnet18 >= 0.8 (torch) and >= 1.5 (onnx); heatmaps >= 0.5; p99 at
 most 3 times p50; memory of a worker grows by less than 2%; a killed worker is back within 15 seconds.
@@ -52,7 +52,7 @@ REGISTER = {
 }
 
 
-def bare(model: str, store: str, folder: Path):
+def bare(model: str, store: str, folder: Path, engine: str = "torch"):
     port = ls.free_port()
     here = Path(__file__).parent
     command = [
@@ -67,7 +67,7 @@ def bare(model: str, store: str, folder: Path):
         "127.0.0.1",
     ]
     command += ["--working-dir", str(here)]
-    return ls.started(command, port, folder, {**ls.at(store), "BARE_MODEL": model})
+    return ls.started(command, port, folder, {**ls.at(store), "BARE_MODEL": model, "BARE_ENGINE": engine})
 
 
 def round_of(live: ls.Live, requests: list[bytes], seconds: float, concurrency: int) -> tuple[ls.Load, float]:
@@ -87,13 +87,14 @@ def files_of(model: str, folder: Path | None = None) -> list[bytes]:
     )
 
 
-def store_figures(what: str, rates: list[float], cpus: list[float], expected: float) -> None:
+def store_figures(what: str, rates: list[float], cpus: list[float], by_graph: list[float], expected: float) -> None:
     """Add what one comparison gave to results/service.json."""
     report = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     report[what] = {
         "requests_per_second_of_bare": round(statistics.median(rates), 3),
         "bare_cpu_per_request_of_ours": round(statistics.median(cpus), 3),
         "times_bare_cpu": round(1 / statistics.median(cpus), 2),
+        **({"times_bare_cpu_by_onnx": round(1 / statistics.median(by_graph), 2)} if by_graph else {}),
         "wanted_of_bare": expected,
         "rounds": len(rates),
         "load_average": round(os.getloadavg()[0], 1),
@@ -115,18 +116,27 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
             )
         plain = [ls.multipart(peer.port, "/predict", f) for f in files]
         round_of(peer, plain, 2, args.concurrency)
+        graph_peer = None
+        if name == "efficientnet" and "onnx" in servers:  # the stricter peer: the same graph, and nothing explained
+            graph_peer = stack.enter_context(bare(uri, store, folder / f"bare-onnx-{name}", "onnx"))
+            plain_graph = [ls.multipart(graph_peer.port, "/predict", f) for f in files]
+            round_of(graph_peer, plain_graph, 2, args.concurrency)
         for engine, live in servers.items():
             model = live.get("/model")[1]
             print(f"{name:9} {engine:6} engine {model['engine']} {model.get('engine_reason', '')}")
             for what, fields in (PHOTOS if name == "efficientnet" else ASKED).items():
                 requests = [ls.multipart(live.port, "/explain", f, fields) for f in files]
                 round_of(live, requests, 2, args.concurrency)
-                rates, cpus, tails = [], [], []
+                rates, cpus, by_graph, tails = [], [], [], []
                 for _ in range(args.rounds):
                     theirs, their_cpu = round_of(peer, plain, args.seconds, args.concurrency)
                     ours, our_cpu = round_of(live, requests, args.seconds, args.concurrency)
                     rates.append(ours.rate / max(theirs.rate, 1e-9))
                     cpus.append(their_cpu / max(our_cpu, 1e-9))
+                    if graph_peer is not None:
+                        _, graph_cpu = round_of(graph_peer, plain_graph, args.seconds, args.concurrency)
+                        by_graph.append(graph_cpu / max(our_cpu, 1e-9))
+                        print(f"   bare, by onnx  cpu {graph_cpu:.2f} ms")
                     tails.append(ours.percentile(99) / ours.percentile(50))
                     print(f"   bare           {theirs.summary()}  cpu {their_cpu:.2f} ms")
                     print(f"   {what:14} {ours.summary()}  cpu {our_cpu:.2f} ms", flush=True)
@@ -137,7 +147,7 @@ def compare(name: str, uri: str, store: str, folder: Path, engines: list[str], a
                     f"p99/p50 {statistics.median(tails):.2f} (wanted <= 3)",
                     flush=True,
                 )
-                store_figures(f"{name} {engine} {what}", rates, cpus, expected)
+                store_figures(f"{name} {engine} {what}", rates, cpus, by_graph, expected)
 
 
 def memory(uri: str, store: str, folder: Path, n: int) -> None:
