@@ -29,9 +29,9 @@ Verdict = Literal["found", "look", "nothing", "skipped"]
 # well the texture alone tells the class. The head of a bird is followed too, at its place more than at another, and
 # honest models know something of the surroundings.
 NEEDED = {
-    "box": 0.62,
-    "best_box": 0.7,
-    "spot": 0.78,
+    "box": 0.6,
+    "best_box": 0.6,
+    "spot": 0.81,
     "pattern": 0.5,
     "frame": 0.5,
     "colour": 0.5,
@@ -42,6 +42,7 @@ SPECIFIC = tuple(NEEDED)  # of causes that are about as strong, the first says m
 ABOUT_AS_STRONG = 0.8
 SPOTS = ("box", "best_box", "spot")
 ALIKE_EARLY = 0.35  # by which parts of objects are more alike than boxes elsewhere, in a layer that knows no classes
+SAME_THING = 0.75  # likeness of the best boxes up to which they may be parts of one kind
 TELLS_CLASS = 0.8  # area under the curve of the texture alone, as honest classes have it
 OUTSIDE = (
     0.2  # by how much the gain of what is not in the middle exceeds the spots' distance from the edge (.5: middle)
@@ -191,7 +192,8 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     A spot that lies in the middle and has alike surroundings may be part of what the class is (an eye in a head): it is
     worth looking at, and no more.
     """
-    more = dict.fromkeys(SPOTS, likeness_of(c)) | {"spectrum": c.spectrum_leak - TELLS_CLASS}
+    more = dict.fromkeys(("box", "best_box"), thing_of_its_own(c))
+    more |= {"spot": likeness_of(c), "spectrum": c.spectrum_leak - TELLS_CLASS}
     evidence = {}
     for name, f in c.followed.items():
         if name in NEEDED:
@@ -201,12 +203,19 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     return evidence
 
 
+def thing_of_its_own(c: ClassReliance) -> float:
+    """Return by how much the best boxes are more alike than parts of one kind are, in pixels or in an early layer."""
+    alike = 0.0 if c.trial is None else float(c.trial.sameness.mean()) - SAME_THING
+    if c.sameness_early is None or c.sameness_early_null is None:
+        return alike
+    return max(alike, float(c.sameness_early.mean() - c.sameness_early_null.mean()) - ALIKE_EARLY)
+
+
 def likeness_of(c: ClassReliance) -> float:
-    """Return what the spots have more in common than boxes elsewhere: in pixels, or clearly so in an early layer."""
-    pairs = ((c.sameness, c.sameness_null, 0.0), (c.sameness_early, c.sameness_early_null, ALIKE_EARLY))
-    return max(
-        (float(a.mean() - b.mean()) - usual for a, b, usual in pairs if a is not None and b is not None), default=0.0
-    )
+    """Return by how much the deciding boxes are more alike than boxes elsewhere."""
+    if c.sameness is None or c.sameness_null is None:
+        return 0.0
+    return max(thing_of_its_own(c), float(c.sameness.mean() - c.sameness_null.mean()))
 
 
 def _scaled(value: float, needed: float) -> float:
