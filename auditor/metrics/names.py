@@ -103,7 +103,7 @@ RELIANCE: dict[str, tuple[str, str]] = {
     ),
 }
 
-RELIANCE_FAMILIES = ("necessity_", "sufficiency_", "transplant_", "heat_on_")
+RELIANCE_FAMILIES = ("necessity_", "margin_without_", "sufficiency_", "transplant_", "heat_on_")
 
 MODEL = frozenset(
     {
@@ -179,6 +179,12 @@ def _reliance_words(detail: str) -> tuple[str, str]:
     if base == "necessity":
         share, _, fill = rest.partition("_")
         title, sentence = f"lost when {share}% is hidden", f"share that changes class; the hottest {share}%, by {fill}"
+        if fill == "scattered":
+            title, sentence = f"lost when a random {share}% is hidden", f"share that changes class; {share}% at random"
+    elif measure.startswith("margin_without_"):
+        share, _, fill = measure.removeprefix("margin_without_").partition("_")
+        title = f"margin without {share}%"
+        sentence = f"logit of the class less the largest other one, the hottest {share}% hidden by {fill}"
     elif base == "sufficiency":
         title, sentence = f"kept by {rest}% alone", f"share that keeps its class when only the hottest {rest}% is left"
     elif base == "transplant":

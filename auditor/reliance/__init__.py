@@ -9,9 +9,10 @@ explainers.
 from __future__ import annotations
 
 from auditor.reliance.annotations import read_regions, shares_of_heat
+from auditor.reliance.class_metrics import metrics_of
 from auditor.reliance.heat import Heat, explainer_heat, plain_heat
 from auditor.reliance.judgement import Finding, judge
-from auditor.reliance.measures import ClassReliance, Reliance, RelianceConfig, measure, metrics_of
+from auditor.reliance.measures import ClassReliance, Reliance, RelianceConfig, measure
 from auditor.reliance.regions import Boxes
 
 __all__ = [
