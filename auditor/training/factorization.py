@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nf
 
-from auditor.errors import LayerError, OptionError, ShapeError
+from auditor.errors import LayerError, NumericsError, OptionError, ShapeError
 from auditor.kernels.factorization.coordinate_descent import sweep
 from auditor.kernels.factorization.deepfacto import basis_step, decoupled, projected
 from auditor.kernels.factorization.nmf import factorize
@@ -91,7 +91,16 @@ class Factorization(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the scores, in the shape of ``z`` with factors for channels."""
         self.check(z)
-        return self.native(projected(self.positions(z.detach()).contiguous(), self.basis), z)
+        return self.native(self.scores(self.positions(z.detach()).contiguous()), z)
+
+    def scores(self, X: Tensor) -> Tensor:
+        """Return (samples, factors, positions) of (samples, channels, positions)."""
+        if not bool(torch.isfinite(X).all()):
+            raise NumericsError(
+                "factorization: the block below gives values that are not finite; lower the learning rate or raise "
+                "beta."
+            )
+        return projected(X, self.basis)
 
     def check(self, z: Tensor) -> None:
         """Refuse an input whose channels are not those of the basis."""
@@ -192,7 +201,7 @@ class FactorCalculus(Calculus):
     def gather(self, z: Tensor, memory: float) -> None:
         """Start the running sums with samples as they come, ``memory`` times over in the end."""
         X = self.block.positions(z)
-        self._add(X, projected(X.contiguous(), self.block.basis), 1.0, memory)
+        self._add(X, self.block.scores(X.contiguous()), 1.0, memory)
 
     def fit_basis(self, z: Tensor, dual: Tensor | None, out: Tensor, forget: float) -> None:
         """Take a mini-batch of Z + V and S into the sums and make a HALS pass over M."""
@@ -252,7 +261,7 @@ class FactorAround(Around):
     def __init__(self, calculus: FactorCalculus, z: Tensor, dual: Tensor | None) -> None:
         block = calculus.block
         self.X = block.positions(z if dual is None else z + dual).contiguous()  # (samples, channels, positions)
-        self.S = projected(self.X, block.basis)
+        self.S = block.scores(self.X)
         super().__init__(calculus, z, block.native(self.S, z))
 
     def goal(self, gap: Tensor) -> Tensor:

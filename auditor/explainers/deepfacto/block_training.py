@@ -285,17 +285,24 @@ class BlockFit:
 
     def _finished(self, best: TrainedBlocks, lowest: float) -> TrainedBlocks:
         """Go back to the best pass and let the blocks above learn from its scores, if that lowers the objective."""
-        self.factors.basis.copy_(best.M)
-        set_block_weights(self.network.below, best.weights)
-        set_block_weights(self.network.above, best.above)
-        with torch.no_grad():
-            self.head.lift.weight.copy_(best.lift[0])
-            self.head.lift.bias.copy_(best.lift[1])
-        if best.epoch:
-            self._learn_above(self.settings.warm_passes // 2)
-            last = self.state(best.epoch)
-            best = last if last.valid[0][1] < lowest else best
+        self._restore(best)
+        if not best.epoch:
+            return best
+        self._learn_above(self.settings.warm_passes // 2)
+        last = self.state(best.epoch)
+        if last.valid[0][1] < lowest:
+            return last
+        self._restore(best)
         return best
+
+    def _restore(self, state: TrainedBlocks) -> None:
+        """Give the blocks what ``state`` copied of them."""
+        self.factors.basis.copy_(state.M)
+        set_block_weights(self.network.below, state.weights)
+        set_block_weights(self.network.above, state.above)
+        with torch.no_grad():
+            self.head.lift.weight.copy_(state.lift[0])
+            self.head.lift.bias.copy_(state.lift[1])
 
     def _learn_above(self, passes: int) -> None:
         if not passes:

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize, nnls
 from torch import nn
 
-from auditor.errors import LayerError, OptionError, ShapeError
+from auditor.errors import LayerError, NumericsError, OptionError, ShapeError
 from auditor.kernels.factorization.deepfacto import decoupled
 from auditor.training.block_admm import BlockAdmm, BlockAdmmConfig
 from auditor.training.block_calculus import AutogradCalculus
@@ -268,6 +268,8 @@ def test_bad_input_is_one_sentence():
         BlockAdmm([below[0], block, top], x, y)
     with pytest.raises(LayerError, match="values that are not finite"):
         check_nonnegative(torch.tensor([[1.0, float("nan")]]))
+    with pytest.raises(NumericsError, match="values that are not finite; lower the learning rate"):
+        Factorization(basis())(maps() / 0.0)
     with pytest.raises(ShapeError, match="the basis has 5 channels, the block below gives 7"):
         BlockAdmm([below, Factorization(basis(5).float()), top], x, y)
     with pytest.raises(OptionError, match="not negative, got"):
