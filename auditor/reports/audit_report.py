@@ -33,6 +33,7 @@ RELIANCE_SHOWN = (
         "score",
         "necessity_3_blur",
         "transplant_box",
+        "transplant_best_box",
         "transplant_spot",
         "transplant_region",
         "transplant_frame",
@@ -230,9 +231,9 @@ def _groups(audit: Audit) -> list[dict[str, Any]]:
         if explainers:
             groups.append({"title": title, "why": why, "explainers": explainers})
     fitted = [
-        {"name": name, "kind": info.get("kind", ""), "rows": rows}
+        {"name": name, "kind": info.get("kind", ""), "rows": rows_of_fit}
         for name, info in audit.explainers.items()
-        if (rows := _rows(_of_fit(audit, name)))
+        if (rows_of_fit := _rows(_of_fit(audit, name)))
     ]
     return (
         [*groups, {"title": "What did the fits measure?", "why": WHY_FIT, "explainers": fitted}] if fitted else groups
