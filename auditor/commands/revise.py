@@ -31,11 +31,14 @@ if TYPE_CHECKING:
 @auditor.command(
     epilog=example(
         "auditor revise models:/birds/1 --explainer concepts --remove concepts:0,1,2 --data photos/ --register",
+        "auditor revise models:/birds/1 --remove texture:4 --data photos/         # concept 4 of explainer texture",
         "auditor revise models:/birds/1 --remove group:1 --refit-head --data photos/ --register",
     )
 )
 @click.argument("model")
-@click.option("--remove", required=True, metavar="WHAT", help="concepts:0,1,2 or group:1 (see auditor concepts).")
+@click.option(
+    "--remove", required=True, metavar="WHAT", help="concepts:0,1,2, NAME:0,1,2 or group:1 (see auditor concepts)."
+)
 @click.option("--data", required=True, help=DATA_HELP)
 @LABELS
 @click.option("--explainer", "name", help="Whose concepts; default: the one attached that has directions.")
@@ -74,6 +77,7 @@ def revise(
     from auditor.plugins.registry.location import resolve
     from auditor.release.repair import compared, repair
 
+    name, remove = of_explainer(remove, name)
     source = open_data(data, limit=limit, seed=seed, labels=labels)
     version = resolve(model, registered=True)
     with waiting(f"loading {model}"):
@@ -104,6 +108,18 @@ def revise(
         say(f"registered as {registered}" + ("" if no_audit else ", with its audit"))
     else:
         note("auditor: nothing was registered; add --register to keep it")
+
+
+def of_explainer(text: str, name: str | None) -> tuple[str | None, str]:
+    """Return whose concepts are meant, and which: ``texture:4`` is ``concepts:4`` of the explainer ``texture``.
+
+    >>> of_explainer("texture:4", None), of_explainer("group:1", None)
+    (('texture', 'concepts:4'), (None, 'group:1'))
+    """
+    what, colon, rest = text.partition(":")
+    if not colon or name is not None or what in ("concepts", "group"):
+        return name, text
+    return what, f"concepts:{rest}"
 
 
 def removed(text: str, explainer: Explainer) -> list[int]:

@@ -39,6 +39,7 @@ def test_nothing_is_registered_unless_asked_for(cli, scratch):
         (("--remove", "group:99"), "concepts has groups 0 to"),
         (("--remove", "concepts:99"), "concepts must be 0 to 5"),
         (("--remove", "concepts:0", "--explainer", "none"), "has no explainer called 'none'"),
+        (("--remove", "none:0"), "has no explainer called 'none'"),
     ],
 )
 def test_bad_input_is_one_line(cli, shown, options, sentence):
