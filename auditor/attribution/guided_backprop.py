@@ -33,15 +33,16 @@ class _Guided(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (g,), (fired,) = gradients, ctx.saved_tensors
-        return g.clamp(min=0) * fired
+        (fired,) = ctx.saved_tensors
+        passed: Tensor = gradients[0].clamp(min=0) * fired
+        return passed
 
 
 class GuidedRelus(TorchFunctionMode):
     """Every ReLU that runs inside has the guided gradient; ``n`` counts them."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.n = 0
 
     def __torch_function__(
@@ -51,7 +52,7 @@ class GuidedRelus(TorchFunctionMode):
         if func not in RELUS:
             return func(*args, **(kwargs or {}))
         self.n += 1
-        return _Guided.apply(args[0])  # type: ignore[no-untyped-call]
+        return _Guided.apply(args[0])
 
 
 def guided_backprop(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:

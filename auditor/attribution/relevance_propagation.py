@@ -15,8 +15,9 @@ is lost: in deep Taylor that of a unit that fires by its bias alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ class DeepTaylorWalk(Walk):
             yield from super()._step(node, here, dual)
             return
         x = self.values[linear.child]
-        up, low = x - self._when_all(linear.child, self.floor), self._when_all(linear.child, self.ceiling) - x
+        up, low = x - self._when_all(linear.child, self.floor), self._when_all(linear.child, self.ceiling.to(x)) - x
         z = linear.spread(up.expand_as(x)) + linear.spread(low.expand_as(x), -1)
         q = here.full() * safe_reciprocal(z)
         yield linear.child, Mass(up * linear.gather(q) + low * linear.gather(q, -1), owned=True), None
@@ -86,7 +87,7 @@ class DeepTaylorWalk(Walk):
 
 def lrp(subject: Subject, x: Tensor, targets: Tensor, alpha: float = 2.0) -> Tensor:
     """Return LRP-alpha-beta of pixels (batch, C, H, W), signed; it adds up to the target's logit."""
-    return _propagated(subject, x, targets, lambda *walk: AlphaBetaWalk(*walk, alpha=alpha), signed=True)
+    return _propagated(subject, x, targets, partial(AlphaBetaWalk, alpha=alpha), signed=True)
 
 
 def deep_taylor(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
@@ -96,15 +97,9 @@ def deep_taylor(subject: Subject, x: Tensor, targets: Tensor) -> Tensor:
     """
     check_rectified(graph_of(subject))
     pre = subject.preprocessing
-    ceiling = torch.tensor([(1 - m) / s for m, s in zip(pre.mean, pre.std, strict=True)], dtype=torch.float64)
-
-    def walk(*args: object) -> Walk:
-        values = args[1]
-        assert isinstance(values, dict)
-        like = values[graph_of(subject).input]
-        return DeepTaylorWalk(*args, ceiling=ceiling.view(1, -1, 1, 1).to(like))  # type: ignore[arg-type]
-
-    return _propagated(subject, x, targets, walk, signed=False)
+    highest = [(1 - m) / s for m, s in zip(pre.mean, pre.std, strict=True)]
+    ceiling = torch.tensor(highest, dtype=torch.float64).view(1, -1, 1, 1)
+    return _propagated(subject, x, targets, partial(DeepTaylorWalk, ceiling=ceiling), signed=False)
 
 
 def check_rectified(graph: AtenGraph) -> None:
@@ -121,7 +116,7 @@ def check_rectified(graph: AtenGraph) -> None:
             )
 
 
-def _propagated(subject: Subject, x: Tensor, targets: Tensor, make: object, *, signed: bool) -> Tensor:
+def _propagated(subject: Subject, x: Tensor, targets: Tensor, make: Callable[..., Walk], *, signed: bool) -> Tensor:
     graph, pre = graph_of(subject), subject.preprocessing
     lowest = [-m / s for m, s in zip(pre.mean, pre.std, strict=True)]
     floor = torch.tensor(lowest, dtype=torch.float64).view(1, -1, 1, 1)
@@ -135,7 +130,7 @@ def _propagated(subject: Subject, x: Tensor, targets: Tensor, make: object, *, s
                 z = torch.cat([z, z[-1:].expand(graph.batch - n, *z.shape[1:])])
             pinned = frozenset({graph.output, graph.input})
             values = graph.run(z, graph.output, pinned)
-            walk = make(graph, values, pinned, floor.to(z), graph.clipped)  # type: ignore[operator]
+            walk = make(graph, values, pinned, floor.to(z), graph.clipped)
             logits: Tensor = values[graph.output]
             rows = torch.arange(len(z), device=z.device)
             chosen = targets[i : i + step].to(z.device)

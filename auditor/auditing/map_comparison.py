@@ -94,7 +94,7 @@ def compare_maps(
     k = prediction if target is None else subject.class_index(target)
     targets, n = torch.tensor([k]), len(chosen) + len(explainers)
     judge = _Judge(subject, x, targets, seed)
-    maps = []
+    maps: list[RelevanceMap] = []
     for name, method in chosen.items():
         progress("comparing maps", len(maps), n)
         maps.append(judge.judged(name, "", lambda method=method: method(subject, x, targets)[0].sum(0)))

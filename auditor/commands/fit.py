@@ -135,8 +135,9 @@ def fit(
     if not dry_run:
         now_holds(f"auditor list {model} says whether {name!r} is attached already")
         with waiting(f"attaching {name}"):
-            options = {"export": export, "attach_anyway": attach_anyway}
-            digest = attach(explainer, version, name, subject=subject, **options).digest
+            digest = attach(
+                explainer, version, name, subject=subject, export=export, attach_anyway=attach_anyway
+            ).digest
         now_holds(f"{name!r} is attached" + (", its network is not registered" if register else ""))
     if register:
         with waiting("registering the network"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,11 +31,9 @@ class Refit:
 
     def __call__(self, seed: int) -> Factorization:
         """Return the factorization."""
-        options = {} if self.tol is None else {"tol": self.tol}
         try:
             with as_many_threads(self.threads):
-                return factorize(
-                    self.X, self.rank, seed=seed, init="random", max_iter=self.max_iter, signed=self.signed, **options
-                )
+                refit = partial(factorize, seed=seed, init="random", max_iter=self.max_iter, signed=self.signed)
+                return refit(self.X, self.rank) if self.tol is None else refit(self.X, self.rank, tol=self.tol)
         except ValueError as error:
             raise NumericsError(f"{self.what}{error}") from error

@@ -35,7 +35,7 @@ def conv2d(
     if not _is_pointwise(x, w, stride, padding, groups) or not _takes_the_slow_way(x, w):
         return F.conv2d(x, w, b, stride, padding, dilation, groups)
     if torch.is_grad_enabled() and x.requires_grad:
-        product: Tensor = _Pointwise.apply(x, w, b)  # type: ignore[no-untyped-call]
+        product: Tensor = _Pointwise.apply(x, w, b)
         return product
     return _by_library(x, w, b)
 
@@ -62,11 +62,11 @@ class _Pointwise(torch.autograd.Function):
     """The convolution with its gradient by the same library: a convolution with the transposed weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         ctx.save_for_backward(w)
         return _by_library(x, w, b)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (w,) = ctx.saved_tensors
         return conv2d(g, w.transpose(0, 1).contiguous(memory_format=torch.channels_last), None), None, None

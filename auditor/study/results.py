@@ -1,7 +1,8 @@
 """Results: what a study found, as one document: means, comparisons, effects of order and data set, and metrics.
 
 A person's value under a condition is the mean over the data sets; comparisons are between the values of people who have
-both. All comparisons of purity over all data sets are corrected together, and so are those within single data sets.
+both. All comparisons of purity over all data sets are corrected together, so are those within single data sets, and so
+are those of confidence.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from auditor.study.orders import NONE, words
 from auditor.study.scores import Rating, Score, ratings_of, scores_of
 
 SCHEMA_VERSION = 1
+NO_ANSWER = "no answer"
 Value = Callable[[Score], float | None]
 OF_BATCHES: Mapping[str, tuple[Value, Direction]] = {
     "purity": (lambda row: row.purity, "up"),
@@ -34,6 +36,15 @@ OF_BATCHES: Mapping[str, tuple[Value, Direction]] = {
     "confidence": (lambda row: row.confidence, "none"),
     "seconds": (lambda row: row.seconds, "none"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question about the person that has choices, and how many people gave each answer."""
+
+    key: str
+    text: str
+    counts: dict[str, int]  # choice, or "no answer": people
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,7 @@ class Results:
     began: int
     finished: int
     comments: tuple[str, ...] = ()
+    questions: tuple[Asked, ...] = ()
     time: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +79,7 @@ class Results:
                 "finished": self.finished,
                 "scored": len({s.code for s in self.scores}),
             },
+            "questions": [asdict(asked) for asked in self.questions],
             "batches": [
                 {"data": d.name, "set": s, **dict(zip(("chance", "ceiling"), self.study.levels(i, s), strict=True))}
                 for i, d in enumerate(self.study.data)
@@ -116,18 +129,32 @@ def results_of(study: Study, digest: str, everybody: Sequence[Answered], seed: i
         len(everybody),
         sum(person.is_finished for person in everybody),
         tuple(g.body["comment"] for p in everybody for g in p.given if g.body.get("comment")),
+        tuple(asked_of(study, everybody)),
         datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
 
+def asked_of(study: Study, everybody: Sequence[Answered]) -> list[Asked]:
+    """Return the answers to questions about the person as counts; lines of text are in the export alone."""
+    given = [g.body["questions"] for person in everybody for g in person.given if "questions" in g.body]
+    asked = []
+    for q in study.config.questions:
+        if q.choices and given:
+            counts = {choice: sum(one.get(q.key) == choice for one in given) for choice in q.choices}
+            left = len(given) - sum(counts.values())
+            asked.append(Asked(q.key, q.text, counts | ({NO_ANSWER: left} if left else {})))
+    return asked
+
+
 def comparisons_of(study: Study, scores: Sequence[Score], ratings: Sequence[Rating], seed: int = 0) -> list[Comparison]:
-    """Return every paired comparison: purity over all data sets and in each, confidence, and ratings."""
+    """Return every paired comparison: purity and confidence over all data sets and in each, and ratings."""
     pairs = list(combinations(study.config.conditions, 2))
     names = [d.name for d in study.data]
     families = [
         [_paired(scores, pair, "purity", "", seed) for pair in pairs],
         [_paired(scores, pair, "purity", name, seed) for name in names for pair in pairs] if len(names) > 1 else [],
         [_paired(scores, pair, "confidence", "", seed) for pair in pairs],
+        [_paired(scores, pair, "confidence", name, seed) for name in names for pair in pairs] if len(names) > 1 else [],
         [_rated(ratings, pair, seed) for pair in pairs if all(shows(name) != "nothing" for name in pair)],
     ]
     return [one for family in families for one in corrected([c for c in family if c.n > 1])]
@@ -165,8 +192,11 @@ def measures(study: Study, scores: Sequence[Score], ratings: Sequence[Rating]) -
 
 def _chance(rows: Sequence[Score], metric: str) -> float | None:
     """Return what groups made at random would have; None for what is no purity."""
-    of = {"purity": [r.chance for r in rows], "purity_of_labels": [r.chance_of_labels for r in rows]}.get(metric, [])
-    levels = [level for level in of if level is not None]
+    by_metric: dict[str, list[float | None]] = {
+        "purity": [r.chance for r in rows],
+        "purity_of_labels": [r.chance_of_labels for r in rows],
+    }
+    levels = [level for level in by_metric.get(metric, []) if level is not None]
     return float(np.mean(levels)) if levels else None
 
 

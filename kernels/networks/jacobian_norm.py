@@ -56,9 +56,10 @@ def pull_each(f: Function, x: Tensor, directions: Tensor) -> Tensor:
         pulled = []
         for k, u in enumerate(directions):
             keep = k + 1 < len(directions)
-            (g,) = torch.autograd.grad(
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                 out, leaf, u.expand(len(out), -1).view_as(out), retain_graph=keep, allow_unused=True
             )
+            g = gradients[0]
             pulled.append(torch.zeros_like(x) if g is None else g)
     return torch.stack(pulled)
 

@@ -38,6 +38,7 @@ COMMANDS = {
         ("auditor.plugins", "load_subject"),
         "there is no comparison",
     ),
+    "compare-maps": ([MODEL, "IMAGE"], ("auditor.plugins", "load_subject"), "the maps are not finished"),
     "curves": (
         ["--data", "sklearn:digits"],
         ("auditor.training.learning_curves", "learning_curves"),
@@ -49,11 +50,21 @@ COMMANDS = {
         ("auditor.plugins.registry.explain_image", "answer_image"),
         "the explanation is not finished, and neither are pictures in --out",
     ),
+    "explain-all": (
+        [MODEL, "--data", "sklearn:digits", "--out", "OUT"],
+        ("auditor.plugins.registry.explain_all", "explain_version"),
+        "finished files stay, and the same command goes on from there",
+    ),
     "concepts": ([MODEL, "c", "--out", "c.html"], ("auditor.plugins", "load_subject"), "the page is not finished"),
     "fit": (
         ["nmf", MODEL, "--data", "sklearn:digits"],
         ("auditor.plugins", "load_subject"),
         "nothing was attached",
+    ),
+    "train": (
+        [MODEL, "--data", "sklearn:digits", "--optimizer", "adam"],
+        ("auditor.training.training_runs", "train_seeds"),
+        "nothing was registered",
     ),
     "kinds": ([], ("auditor.explainers.kinds", "installed_kinds"), "nothing was changed"),
     "fidelity": (
