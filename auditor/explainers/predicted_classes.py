@@ -62,9 +62,10 @@ class PredictedClasses:
 
     def remarks(self) -> list[str]:
         """Return what a reader should know of the images before believing figures measured on them."""
-        return [*self._unsure(), *self._without_images()]
+        return [*self.doubts(), *self._without_images()]
 
-    def _unsure(self) -> list[str]:
+    def doubts(self) -> list[str]:
+        """Return that the model is unsure of nearly every image, where it is."""
         if self.unsure < MOSTLY:
             return []
         return [

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -154,6 +155,46 @@ def part_masks(
         at = torch.tensor([landmarks.get(n, (math.nan, math.nan)) for n in names], dtype=torch.float64)
         scaled = None if frame is None else (frame[0] * sx, frame[1] * sy, frame[2] * sx, frame[3] * sy)
         return voronoi_parts(at * torch.tensor([sx, sy], dtype=torch.float64), size, scaled)
+
+    return masks
+
+
+def object_masks(data: Data, pre: Preprocessing, folder: str | Path) -> Callable[[str, tuple[int, int]], Tensor]:
+    """Return a function from image id and size to object masks (objects, height, width), from a folder of label images.
+
+    ``folder`` has a PNG per image under the image's own path, as large as the image; the value of a pixel is the number
+    of the object it belongs to, 0 none. An object is the same part in all images.
+    """
+    if not data.has_files:
+        raise OptionError(f"masks are of image files; {data.spec} is no image folder.")
+    if not pre.shows_all:
+        raise OptionError("masks can be laid over images that are stretched to size; this model crops the centre.")
+    root = Path(folder)
+    files = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.png"))}
+    if not files:
+        raise DataError(f"masks {folder}: there is no PNG; want one per image, under the image's own path.")
+    numbers: set[int] = set()
+    for path in files.values():
+        with Image.open(path) as mask:
+            numbers.update(int(n) for n in np.unique(np.asarray(mask)) if n)
+    objects = sorted(numbers)
+    if not objects:
+        raise DataError(f"masks {folder}: every pixel of every mask is 0, so there is no object.")
+
+    def masks(image_id: str, size: tuple[int, int]) -> Tensor:
+        path = files.get(Path(image_id).with_suffix("").as_posix())
+        content = data.image_file(image_id)
+        if path is None or content is None:
+            raise DataError(f"masks {folder}: there is none for {image_id}; want {Path(image_id).with_suffix('.png')}.")
+        with Image.open(io.BytesIO(content)) as image, Image.open(path) as mask:
+            wanted = ImageOps.exif_transpose(image).size
+            if mask.size != wanted:
+                raise DataError(
+                    f"masks {folder}: {path.name} is {mask.size[0]} x {mask.size[1]} and its image {wanted[0]} x "
+                    f"{wanted[1]}; a mask is as large as its image."
+                )
+            labels = torch.from_numpy(np.array(mask.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int64))
+        return torch.stack([labels == n for n in objects])
 
     return masks
 

@@ -13,7 +13,6 @@ import json
 import os
 import statistics
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ from torchvision.models import squeezenet1_1
 
 from auditor import Subject, open_data
 from auditor.explainers.xnn.explainer import XnnConfig
-from auditor.explainers.xnn.paper_table import METHODS, xnn_table
+from auditor.explainers.xnn.paper_table import METHODS, TableOptions, xnn_table
 from auditor.metrics.locality import part_masks
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -134,9 +133,15 @@ def main():
         if missing:
             parts = part_masks(test, subject.preprocessing, root / "parts.csv", root / "boxes.csv")
             rows = xnn_table(
-                subject, train, cfg, methods=missing, images_per_class=args.shown, parts=parts, judged_on=test
+                subject,
+                train,
+                cfg,
+                methods=missing,
+                options=TableOptions(images_per_class=args.shown),
+                parts=parts,
+                judged_on=test,
             )
-            done |= {f"{row.method} {seed}": asdict(row) for row in rows}
+            done |= {f"{row.method} {seed}": row.to_json() for row in rows}
             if results:
                 results.write_text(json.dumps(done))
         print(f"seed {seed}: {time.perf_counter() - began:.0f} s", flush=True)

@@ -29,6 +29,7 @@ from auditor.explainers.base import Explainer, ExplainerConfig, HoldOutConfig, R
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.layer_activations import check_varies, harvest
+from auditor.explainers.predicted_classes import PredictedClasses
 from auditor.explainers.xnn.examples import ActivationRows, Examples
 from auditor.explainers.xnn.fit_remarks import remarks
 from auditor.explainers.xnn.head_design import channels_first, make_heads
@@ -152,7 +153,9 @@ class XnnExplainer(Explainer):
         self._engines.clear()
         self.dead_ = [row.nonzero().flatten().tolist() for row in trained.dead]
         self.metrics = measure(trained, examples, self.classes_)
-        self.remarks_ = remarks(self.metrics, examples, self.classes_)
+        predicted = PredictedClasses(subject)
+        predicted.add(examples.logits, examples.parts.learn)
+        self.remarks_ = [*predicted.doubts(), *remarks(self.metrics, examples, self.classes_)]
         if any(self.dead_):
             log.warning("xnn: %d of %d x-features are dead", int(trained.dead.sum()), trained.dead.numel())
         self.record_fit(subject, data, layer, examples.parts, read)

@@ -1,37 +1,36 @@
 """The table of the XNN paper for any model and data: faithfulness, orthogonality and locality of heads and baselines.
 
-Rows: SRAE, NN, SAE and CAE (heads trained by the same code), Lasso (single dimensions of the layer, weighed linearly)
-and 1-Heatmap (contrastive excitation backprop of the logit itself). All share one harvest of the layer.
+All methods (`auditor.explainers.xnn.table_methods`) share one harvest of the layer. Each row has the training images
+beside unseen ones; with ``masking`` also the share of unseen positives that are still right when all but so many pixels
+of the union of their heatmaps are painted over.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from auditor.attribution.excitation import ExcitationBackprop, Heatmaps
 from auditor.data.source import Data
 from auditor.errors import DataError, OptionError
 from auditor.explainers.fitted_images import FittedImages
+from auditor.explainers.xnn.cross_validation import tuned
 from auditor.explainers.xnn.examples import Examples
-from auditor.explainers.xnn.explainer import XnnConfig, read_examples, srae_config
-from auditor.explainers.xnn.head_design import make_heads
+from auditor.explainers.xnn.explainer import XnnConfig, XnnExplainer, read_examples
 from auditor.explainers.xnn.head_layer import head_layer
-from auditor.explainers.xnn.head_training import check_classes, fit_heads
+from auditor.explainers.xnn.head_training import check_classes
 from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
+from auditor.explainers.xnn.table_methods import METHODS, FittedMethod, Heat, Shown, fit_method
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.orthogonality import orthogonality
-from auditor.network.aten_graph import graph_of
+from auditor.perturbation.inpainting_test import masking_test
 from auditor.progress import Progress, silent
-from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
-METHODS = ("srae", "nn", "sae", "cae", "lasso", "1-heatmap")
 Parts = Callable[[str, tuple[int, int]], Tensor]  # image id and size -> soft part masks (parts, height, width)
 
 
@@ -45,17 +44,27 @@ class Row:
     o1: float
     o2: float
     locality: float
-    alive: float
+    alive: float  # per class: x-features that fire, or dimensions that Lasso chose
     pull_away: float
+    f_reg_train: float = math.nan
+    f_cls_train: float = math.nan
+    settings: str = ""  # chosen by cross-validation
+    masked: dict[int, float] = field(default_factory=dict)  # pixels kept -> share still right
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain Python, a column per number of pixels kept."""
+        masked = {f"kept_{m}": share for m, share in self.masked.items()}
+        return {k: v for k, v in asdict(self).items() if k != "masked"} | masked
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Positives of one class on which heatmaps are judged: pixels, activations and the parts of each."""
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What the table has beyond its defaults."""
 
-    x: Tensor
-    Z: Tensor
-    parts: list[Tensor]
+    images_per_class: int = 8
+    lasso_alphas: tuple[float, ...] = ()  # a row of Lasso for each; none: one that keeps about n dimensions
+    folds: int = 0  # of the cross-validation of every method's hyper-parameters; 0: those of the configuration
+    masking: tuple[int, ...] = ()  # pixels kept
 
 
 def xnn_table(
@@ -64,10 +73,9 @@ def xnn_table(
     config: XnnConfig,
     *,
     methods: Sequence[str] = METHODS,
-    images_per_class: int = 8,
     parts: Parts | None = None,
-    lasso_alpha: float | None = None,
     judged_on: Data | None = None,
+    options: TableOptions | None = None,
     progress: Progress = silent,
 ) -> list[Row]:
     """Fit every method to the asked classes and measure it on unseen images; parts default to a 4 x 4 grid.
@@ -75,13 +83,52 @@ def xnn_table(
     Unseen are all images of ``judged_on``; without it the part of ``data`` that neither trains the heads nor decides
     when they stop.
     """
+    options = options or TableOptions()
     unknown = [m for m in methods if m not in METHODS]
     if unknown:
         raise OptionError(f"xnn table: unknown method {unknown[0]!r}; the methods are {', '.join(METHODS)}.")
+    size = subject.input_shape[1] * subject.input_shape[2]
+    wrong = [m for m in options.masking if not 1 <= m <= size]
+    if wrong:
+        raise OptionError(f"xnn table: pixels kept must be 1 to {size}, the size of an image, got {wrong[0]}.")
+    harvest = _harvest(subject, data, config, judged_on, options.images_per_class, parts, progress)
+    alphas = options.lasso_alphas or (None,)
+    wanted = [(m, alpha) for m in methods for alpha in (alphas if m == "lasso" else (None,))]
+    rows = []
+    for i, (method, alpha) in enumerate(wanted):
+        progress(f"method {method}", i, len(wanted))
+        rows.append(_fitted_row(subject, harvest, method, alpha, config, options))
+    progress("done", len(wanted), len(wanted))
+    return rows
+
+
+@dataclass(frozen=True)
+class _Harvest:
+    """What all methods share: the layer's activations to learn from and to judge on, and the images shown."""
+
+    layer: str
+    classes: list[int]
+    examples: Examples
+    unseen: Examples
+    shown: dict[int, Shown]
+
+
+def _harvest(
+    subject: Subject,
+    data: Data,
+    config: XnnConfig,
+    judged_on: Data | None,
+    per_class: int,
+    parts: Parts | None,
+    progress: Progress,
+) -> _Harvest:
     layer = head_layer(subject, config.layer)
     layout = subject.layout(layer)
     if layout.name != "vector":
-        raise OptionError(f"xnn table: layer {layer!r} has positions; the table compares heads on a vector layer.")
+        raise OptionError(
+            f"xnn table: layer {layer!r} has positions; the table compares heads on a vector layer (--layers compares "
+            "heads on layers with positions)."
+        )
     data = data.only(data.spaced(config.max_images, config.seed))
     if judged_on is not None:
         judged_on = judged_on.only(judged_on.spaced(config.max_images, config.seed))
@@ -94,95 +141,75 @@ def xnn_table(
         unseen = read_examples(subject, judged_on, layer, layout, config, progress)
         n = len(unseen.Z)
         unseen = replace(unseen, parts=FittedImages.of_rows(n, report=torch.arange(n)))
-    shown = _shown(
-        subject, judged_on or data, unseen if judged_on else examples, classes, images_per_class, config, parts
-    )
+    judged = (data, examples) if judged_on is None else (judged_on, unseen)
+    shown = _shown(subject, *judged, classes, per_class, config, parts)
     if judged_on is not None and not shown:
         raise DataError(
             f"xnn table: the {len(unseen.Z)} images to measure on hold none of the asked classes. Give images of them."
         )
+    return _Harvest(layer, classes, examples, unseen, shown)
+
+
+def _fitted_row(
+    subject: Subject, harvest: _Harvest, method: str, alpha: float | None, config: XnnConfig, options: TableOptions
+) -> Row:
+    examples, classes, words = harvest.examples, harvest.classes, ""
+    if options.folds and alpha is None:
+        config, alpha, words = tuned(subject, examples, classes, harvest.layer, method, config, options.folds)
+    fitted = fit_method(subject, examples, classes, harvest.layer, method, config, harvest.shown, alpha)
+    row = _row(fitted, examples.learned, harvest.unseen, classes, harvest.shown)
+    row = replace(row, method=method) if words else row
+    return replace(row, settings=words, masked=_masked(subject, fitted, harvest.shown, options.masking))
+
+
+def layer_rows(
+    subject: Subject, data: Data, config: XnnConfig, layers: Sequence[str], progress: Progress = silent
+) -> list[Row]:
+    """Return a row per layer: heads of 1 x 1 convolutions on it, as table 3.3 has for every pooling layer.
+
+    Figures are of the images that the fit holds out; `XnnConfig.hidden` sets the widths of the encoder.
+    """
     rows = []
-    for i, method in enumerate(methods):
-        progress(f"method {method}", i, len(methods))
-        rows.append(_row(subject, examples, unseen, classes, layer, layout, method, config, shown, lasso_alpha))
-    progress("done", len(methods), len(methods))
+    for name in layers:
+        fitted = XnnExplainer(config.model_copy(update={"layer": subject.layer(name).name})).fit(
+            subject, data, progress
+        )
+        m = fitted.metrics
+        given = {k: m.get(v, math.nan) for k, v in {"f_reg": "f_reg", "f_cls": "f_cls", "alive": "alive"}.items()}
+        nan = math.nan
+        rows.append(
+            Row(f"{config.variant} on {name}", given["f_reg"], given["f_cls"], nan, nan, nan, given["alive"],
+                m.get("pull_away", nan))
+        )  # fmt: skip
     return rows
 
 
-def _row(
-    subject: Subject,
-    examples: Examples,
-    unseen: Examples,
-    classes: list[int],
-    layer: str,
-    layout: Layout,
-    method: str,
-    config: XnnConfig,
-    shown: dict[int, Shown],
-    lasso_alpha: float | None,
-) -> Row:
-    floor = [-m / s for m, s in zip(subject.preprocessing.mean, subject.preprocessing.std, strict=True)]
-    engine = ExcitationBackprop(graph_of(subject), floor=floor)
-    nan, alive, pull = math.nan, math.nan, math.nan
-    predicted: list[Tensor] = []
-    heat: list[tuple[int, Heatmaps, Tensor]] = []  # class, maps, which features count (batch, features)
-    if method == "1-heatmap":
-        for k, images in shown.items():
-            maps = engine.maps(subject.normalise(images.x), [k])
-            heat.append((k, maps, ~maps.empty))
-    elif method == "lasso":
-        for k in classes:
-            w, c = lasso(examples.learned, k, lasso_alpha, config.n)
-            predicted.append(unseen.Z @ w + c)
-            s = shown.get(k)
-            chosen = w.nonzero().flatten()
-            if s is not None and len(chosen):
-                maps = engine.maps(subject.normalise(s.x), chosen.tolist(), start=layer)
-                heat.append((k, maps, ~maps.empty & (s.Z[:, chosen] > 0)))
-    else:
-        cfg = config.model_copy(update={"variant": method})
-        heads, slope = make_heads(subject, examples, classes, layer, cfg)
-        trained = fit_heads(
-            heads,
-            examples,
-            classes,
-            srae_config(cfg, examples),
-            max_epochs=cfg.max_epochs,
-            patience=cfg.patience,
-            slope=slope,
-        )
-        with torch.no_grad():
-            predicted = list(torch.cat([heads.predict(heads.encode(Z)) for Z in torch.split(unseen.Z, 1024)], 1))
-        alive, pull = float((~trained.dead).sum(1).double().mean()), float(trained.pull_away.mean())
-        for i, k in enumerate(classes):
-            s = shown.get(k)
-            if s is not None:
-                headed = ExcitationBackprop(engine.graph, head=heads.encoder_of(i), layer=layer, floor=floor)
-                maps = headed.maps(subject.normalise(s.x), list(range(heads.n_features)))
-                heat.append((k, maps, ~maps.empty & ~maps.inactive))
-    f_reg = f_cls = nan
-    if predicted:
-        positive = unseen.positives(classes)
-        each = [faithfulness_of(predicted[i], unseen.logits, k, positive[i]) for i, k in enumerate(classes)]
-        f_reg, f_cls = mean_over(each)["f_reg"], mean_over(each)["f_cls"]
-    o1, o2 = _orthogonality(heat)
-    return Row(method, f_reg, f_cls, o1, o2, _locality(heat, shown), alive, pull)
+def _row(fitted: FittedMethod, learned: Examples, unseen: Examples, classes: list[int], shown: dict[int, Shown]) -> Row:
+    nan = math.nan
+    train, test = (nan, nan), (nan, nan)
+    if fitted.predict is not None:
+        train, test = (_faithfulness(fitted, examples, classes) for examples in (learned, unseen))
+    o1, o2 = _orthogonality(fitted.heat)
+    spread = _locality(fitted.heat, shown)
+    return Row(fitted.name, *test, o1, o2, spread, fitted.features, fitted.pull_away, *train)
 
 
-def lasso(examples: Examples, k: int, alpha: float | None, n: int) -> tuple[Tensor, float]:
-    """Return weights and intercept of  min 1/(2M) |Zw + c - y|^2 + alpha |w|_1;  default alpha keeps about n dims."""
-    import numpy as np
-    from sklearn.linear_model import Lasso, lasso_path
+def _faithfulness(fitted: FittedMethod, examples: Examples, classes: list[int]) -> tuple[float, float]:
+    assert fitted.predict is not None
+    predicted, positive = fitted.predict(examples.Z), examples.positives(classes)
+    each = [faithfulness_of(predicted[i], examples.logits, k, positive[i]) for i, k in enumerate(classes)]
+    return mean_over(each)["f_reg"], mean_over(each)["f_cls"]
 
-    Z, y = examples.Z.double().numpy(), examples.logits[:, k].double().numpy()
-    if alpha is None:
-        centred = Z - Z.mean(0)
-        largest = float(abs(centred.T @ (y - y.mean())).max()) / len(y)
-        alphas, coefs, _ = lasso_path(centred, y - y.mean(), alphas=np.geomspace(largest, largest / 100, 60))
-        counts = (abs(coefs) > 1e-9).sum(0)
-        alpha = float(alphas[max((i for i in range(len(alphas)) if counts[i] <= n), default=0)])
-    model = Lasso(alpha=alpha, max_iter=5000).fit(Z, y)
-    return torch.as_tensor(model.coef_, dtype=torch.float32), float(model.intercept_)
+
+def _masked(subject: Subject, fitted: FittedMethod, shown: dict[int, Shown], pixels: Sequence[int]) -> dict[int, float]:
+    """Return the share of shown images that are still of their class with so many pixels kept, the rest inpainted."""
+    if not pixels or not fitted.heat:
+        return dict.fromkeys(pixels, math.nan)
+    x = torch.cat([shown[h.k].x for h in fitted.heat])
+    labels = torch.cat([torch.full((len(shown[h.k].x),), h.k) for h in fitted.heat])
+    size = x.shape[2:]
+    unions = [torch.nn.functional.interpolate(h.union()[:, None], size, mode="bilinear")[:, 0] for h in fitted.heat]
+    return {m: masking_test(subject, x, torch.cat(unions), labels, m).accuracy for m in pixels}
 
 
 def _present(subject: Subject, examples: Examples) -> list[int]:
@@ -223,20 +250,22 @@ def _shown(
     }
 
 
-def _orthogonality(heat: list[tuple[int, Heatmaps, Tensor]]) -> tuple[float, float]:
-    measured = [o for _, maps, _ in heat if (o := orthogonality(maps.maps)) is not None]
+def _orthogonality(heat: list[Heat]) -> tuple[float, float]:
+    """Mean over classes; where a feature is inactive it has no heat, as for the locality."""
+    measured = [o for h in heat if (o := orthogonality(h.counted)) is not None]
     if not measured:
         return math.nan, math.nan
     return sum(o.o1 for o in measured) / len(measured), sum(o.o2 for o in measured) / len(measured)
 
 
-def _locality(heat: list[tuple[int, Heatmaps, Tensor]], shown: dict[int, Shown]) -> float:
+def _locality(heat: list[Heat], shown: dict[int, Shown]) -> float:
     """Mean over classes and features of the entropy over parts; inactive and empty maps are left out."""
     values = []
-    for k, maps, counts in heat:
-        for f in range(maps.maps.shape[1]):
-            one: list[Any] = [maps.maps[i, f] if bool(counts[i, f]) else None for i in range(len(maps.maps))]
-            measured = locality(one, shown[k].parts)
+    for h in heat:
+        for f in range(h.maps.maps.shape[1]):
+            n = len(h.maps.maps)
+            one: list[Any] = [h.maps.maps[i, f] if bool(h.counts[i, f]) else None for i in range(n)]
+            measured = locality(one, shown[h.k].parts)
             if measured is not None:
                 values.append(measured.entropy)
     return sum(values) / len(values) if values else math.nan

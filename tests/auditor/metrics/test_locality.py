@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +13,7 @@ from auditor.metrics.locality import (
     entropy,
     grid_parts,
     locality,
+    object_masks,
     part_masks,
     part_masses,
     voronoi_parts,
@@ -149,3 +151,27 @@ def test_masses_are_averaged_over_images_before_the_entropy():
     assert locality([corner, None, other, None], own_parts).masses == (1.0, 0, 0, 0)
     assert entropy(torch.tensor([1.0, 3.0])) == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
     assert locality([corner], parts * 0) is None
+
+
+def test_object_masks_are_the_same_parts_in_all_images(tmp_path):
+    for name in ("a/one", "a/two"):
+        for folder in ("images", "masks"):
+            (tmp_path / folder / "a").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (90, 90, 90)).save(tmp_path / "images" / f"{name}.png")
+    left = np.zeros((6, 8), np.uint8)
+    left[:, :4] = 7
+    Image.fromarray(left).save(tmp_path / "masks" / "a" / "one.png")
+    Image.fromarray(3 * (left == 0).astype(np.uint8)).save(tmp_path / "masks" / "a" / "two.png")
+    data, pre = open_data(str(tmp_path / "images")), Preprocessing.of((3, 6, 8), mean=0.5, std=0.25, resize="stretch")
+    masks = object_masks(data, pre, tmp_path / "masks")
+    one, two = masks("a/one.png", (3, 4)), masks("a/two.png", (3, 4))
+    assert one.shape == two.shape == (2, 3, 4)  # objects 3 and 7
+    assert [int(m.sum()) for m in (*one, *two)] == [0, 6, 6, 0]
+    Image.fromarray(left[:5]).save(tmp_path / "masks" / "a" / "two.png")
+    with pytest.raises(DataError, match=r"two.png is 8 x 5 and its image 8 x 6; a mask is as large as its image"):
+        object_masks(data, pre, tmp_path / "masks")("a/two.png", (3, 4))
+    (tmp_path / "masks" / "a" / "two.png").unlink()
+    with pytest.raises(DataError, match=r"there is none for a/two.png"):
+        object_masks(data, pre, tmp_path / "masks")("a/two.png", (3, 4))
+    with pytest.raises(DataError, match="there is no PNG"):
+        object_masks(data, pre, tmp_path / "nothing")

@@ -113,3 +113,13 @@ def test_classes_without_images_are_named_and_an_operation_without_a_rule_is_too
     (remark,) = [text for text in heads.remarks() if "heatmap" in text]
     assert "no rule for aten.fft_fft2.default (in layer '2')" in remark
     assert "nmf" in remark
+
+
+def test_photos_of_which_the_model_is_unsure_are_said():
+    net = behind(nn.Identity()).module
+    with torch.no_grad():
+        net[5].weight.mul_(1e-3)
+        net[5].bias.zero_()
+    unsure = Subject(net, input_shape=(1, 8, 8))
+    heads = fit("xnn", unsure, photos(3), max_epochs=2)
+    assert any("the model is unsure of 100% of these images" in remark for remark in heads.remarks())

@@ -11,7 +11,10 @@ from auditor.errors import DataError, OptionError
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.xnn.explainer import XnnConfig
 from auditor.explainers.xnn.head_training import Examples
-from auditor.explainers.xnn.paper_table import lasso, xnn_table
+from auditor.explainers.xnn.paper_table import TableOptions, layer_rows, xnn_table
+from auditor.explainers.xnn.table_methods import lasso
+
+FEW = TableOptions(images_per_class=3)
 
 
 def npz(tmp_path, subject, keep):
@@ -26,9 +29,12 @@ def npz(tmp_path, subject, keep):
 
 
 def test_table_of_the_paper_compares_all_methods_on_one_harvest(subject, digits):
-    rows = xnn_table(subject, digits, XnnConfig(targets=[1, 3], max_epochs=15), images_per_class=3)
+    rows = xnn_table(subject, digits, XnnConfig(targets=[1, 3], max_epochs=15), options=FEW)
     by = {r.method: r for r in rows}
-    assert list(by) == ["srae", "nn", "sae", "cae", "lasso", "1-heatmap"]
+    assert list(by) == ["srae", "nn", "sae", "cae", "lasso", "z", "1-heatmap"]
+    assert by["srae"].f_reg_train > 0
+    assert math.isnan(by["z"].f_reg_train)
+    assert 0 < by["lasso"].alive <= 5  # dimensions
     assert by["srae"].f_cls > 0.97
     assert by["srae"].f_reg < by["lasso"].f_reg
     assert by["srae"].f_reg < by["cae"].f_reg
@@ -50,12 +56,14 @@ def test_table_judged_on_the_held_out_images_as_a_set_of_their_own_is_the_same_t
     images, labels = torch.cat([x for x, _ in pairs])[held], torch.cat([y for _, y in pairs])[held]
     np.savez(tmp_path / "held.npz", images=images.permute(0, 2, 3, 1).numpy(), labels=labels.numpy())
     unseen = open_data(str(tmp_path / "held.npz"))
-    (want,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2)
-    (got,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=unseen)
+    (want,) = xnn_table(subject, digits, cfg, methods=["nn"], options=TableOptions(images_per_class=2))
+    (got,) = xnn_table(subject, digits, cfg, methods=["nn"], options=TableOptions(images_per_class=2), judged_on=unseen)
     assert want.f_reg > 0
     for name in ("f_reg", "f_cls", "o1", "o2", "locality"):
         assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-4, abs=1e-6)
-    (other,) = xnn_table(subject, digits, cfg, methods=["nn"], images_per_class=2, judged_on=digits)
+    (other,) = xnn_table(
+        subject, digits, cfg, methods=["nn"], options=TableOptions(images_per_class=2), judged_on=digits
+    )
     assert other.f_reg != pytest.approx(want.f_reg, rel=1e-3)
     with pytest.raises(DataError, match="none of the asked classes"):
         xnn_table(subject, digits, cfg, methods=["nn"], judged_on=npz(tmp_path, subject, lambda y: y != 3))
@@ -123,7 +131,7 @@ def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, 
         digits,
         XnnConfig(target=3),
         methods=["1-heatmap"],
-        images_per_class=2,
+        options=TableOptions(images_per_class=2),
         parts=halves,
         progress=lambda stage, done, total: calls.append((stage, done, total)),
     )
@@ -133,3 +141,50 @@ def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, 
     assert [size for _, size in requests] == [(8, 8), (8, 8)]
     assert len({name for name, _ in requests}) == 2
     assert calls[-2:] == [("method 1-heatmap", 0, 1), ("done", 1, 1)]
+
+
+def test_lasso_is_swept_and_images_are_masked(subject, digits):
+    options = TableOptions(images_per_class=2, lasso_alphas=(0.01, 1.0), masking=(5, 64))
+    rows = xnn_table(
+        subject, digits, XnnConfig(target=3, max_epochs=2), methods=["lasso", "1-heatmap"], options=options
+    )
+    assert [r.method for r in rows] == ["lasso 0.01", "lasso 1", "1-heatmap"]
+    assert rows[0].alive > rows[1].alive
+    assert rows[0].f_reg < rows[1].f_reg
+    heat = rows[2]
+    assert heat.masked.keys() == {5, 64}
+    assert heat.masked[64] == 1.0  # all pixels kept, and the images shown are of the class
+    assert heat.to_json()["kept_5"] == heat.masked[5] <= 1
+    with pytest.raises(OptionError, match="pixels kept must be 1 to 64, the size of an image, got 65"):
+        xnn_table(subject, digits, XnnConfig(), options=TableOptions(masking=(65,)))
+
+
+def test_hyper_parameters_by_cross_validation(subject, digits):
+    options = TableOptions(images_per_class=1, folds=2)
+    cfg = XnnConfig(target=3, max_epochs=1, max_images=200)
+    rows = {r.method: r for r in xnn_table(subject, digits, cfg, methods=["sae", "nn", "lasso"], options=options)}
+    assert rows["sae"].settings.startswith("beta ")
+    assert rows["lasso"].settings.startswith("alpha ")
+    assert rows["nn"].settings == ""
+    with pytest.raises(OptionError, match="at least 2 folds"):
+        xnn_table(subject, digits, cfg, methods=["sae"], options=TableOptions(folds=1))
+
+
+def test_a_row_per_layer_with_positions(subject, digits):
+    rows = layer_rows(subject, digits, XnnConfig(target=3, max_epochs=1, max_images=150, hidden=[8]), ["1", "4"])
+    assert [r.method for r in rows] == ["srae on 1", "srae on 4"]
+    assert all(r.f_reg > 0 and 0 <= r.f_cls <= 1 for r in rows)
+
+
+def test_inactive_maps_are_no_heat():
+    from types import SimpleNamespace
+
+    from auditor.explainers.xnn.table_methods import Heat
+
+    maps = SimpleNamespace(maps=torch.rand(3, 2, 4, 5, generator=torch.Generator().manual_seed(0)))
+    counts = torch.tensor([[True, True], [True, False], [False, False]])
+    heat = Heat(0, maps, counts)
+    assert not bool(heat.counted[1, 1].any())
+    assert not bool(heat.union()[2].any())
+    torch.testing.assert_close(heat.union()[1], maps.maps[1, 0] / maps.maps[1, 0].max())
+    assert float(heat.union()[0].max()) == 1
