@@ -90,6 +90,55 @@ def fidelity(codes: Any, attributes: Any, bits: int, *, by: Agreement = "f1", se
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """d_D with a distance as r: real-valued units against yes/no attributes, least |u - a| or |1 - u - a| on average.
+
+    ``floor`` is that of the better constant unit, min(pi, 1 - pi): a distance near it, or above, says nothing.
+    """
+
+    score: float
+    floor: float
+    honest: float
+    honest_floor: float
+    per_attribute: Floats
+    best_feature: Ints
+    is_direct: NDArray[np.bool_]  # the unit itself, or one minus it
+
+
+def distance(units: Floats, attributes: Any, *, seed: int = 0) -> Distance:
+    """Return the mean least distance of ``units`` (images, units) in [0, 1] to yes/no attributes that vary.
+
+    >>> distance(np.array([[0.0, 0.3], [1.0, 0.3]]), np.array([[1], [0]])).score
+    0.0
+    """
+    marks = np.asarray(attributes, dtype=np.float64)
+    marks = marks[:, marks.any(0) & ~marks.all(0)]
+    if not marks.shape[1]:
+        raise DataError(f"fidelity: none of the attributes varies on the {len(marks)} images; give others.")
+    score, unit, is_direct = _nearest_unit(units, marks)
+    order = np.random.default_rng(seed).permutation(len(marks))
+    halves = (order[: len(order) // 2], order[len(order) // 2 :])
+    scores, floors = [], []
+    for choose, test in (halves, halves[::-1]):
+        _, feature, direct = _nearest_unit(units[choose], marks[choose])
+        values = units[test][:, feature]
+        scores.append(np.abs(np.where(direct, values, 1 - values) - marks[test]).mean())
+        pi = marks[test].mean(0)
+        floors.append(np.minimum(pi, 1 - pi).mean())
+    pi = marks.mean(0)
+    floor = float(np.minimum(pi, 1 - pi).mean())
+    return Distance(float(score.mean()), floor, float(np.mean(scores)), float(np.mean(floors)), score, unit, is_direct)
+
+
+def _nearest_unit(units: Floats, marks: Floats) -> tuple[Floats, Ints, NDArray[np.bool_]]:
+    """Return per attribute the least distance, its unit, and whether it is the unit's own and not one minus it."""
+    direct = (units.T @ (1 - marks) + (1 - units).T @ marks) / len(marks)  # (units, attributes)
+    both = np.minimum(direct, 1 - direct)
+    unit, column = both.argmin(0), np.arange(marks.shape[1])
+    return both[unit, column], unit, direct[unit, column] <= 0.5
+
+
 def fidelity_metrics(codes: Any, marks: Any, bits: int) -> dict[str, float]:
     """Return d_D of codes by F1 and by accuracy, with the honest split and the floors, as metrics of a fit.
 

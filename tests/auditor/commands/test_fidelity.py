@@ -21,7 +21,16 @@ def test_units_of_a_layer_are_compared_with_attributes_of_classes(cli, shown, at
     text = cli(*arguments).output
     assert "d_D by F1" in text
     assert "d_D by accuracy" in text
+    assert "d_D by distance" in text
     assert "on 100 images" in text
+
+
+def test_a_page_with_pictures(cli, shown, attributes, tmp_path):
+    page = tmp_path / "units.html"
+    arguments = ["fidelity", shown, "--data", "sklearn:digits", "--limit", "60", "--attributes", str(attributes)]
+    assert f"page in {page}" in cli(*arguments, "--out", str(page)).output.replace("\n", "")
+    assert page.read_text().count("<figure") > 1
+    assert "ends in .html" in cli.fails(*arguments, "--out", str(tmp_path / "units.pdf"))
 
 
 def test_bad_input_is_one_line(cli, shown, attributes, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from auditor.errors import DataError, NumericsError, ShapeError
-from auditor.explainers.tree.attribute_fidelity import accuracy, f1, fidelity
+from auditor.explainers.tree.attribute_fidelity import accuracy, distance, f1, fidelity
 from auditor.kernels.trees.code_counts import code_counts, code_counts_reference
 
 
@@ -141,3 +141,25 @@ def test_fidelity_of_a_fit_has_both_agreements_and_their_floors():
     assert values["fidelity_floor"] == result.floor < values["fidelity"]
     assert values["fidelity_accuracy"] == fidelity(codes, marks, 2, by="accuracy").score
     assert len(values) == 6
+
+
+def test_distance_of_real_valued_units_is_the_least_mean_difference():
+    rng = np.random.default_rng(3)
+    units, marks = rng.random((23, 7)), rng.random((23, 5)) < 0.4
+    marks[:, 2] = True  # varies on no image
+    result = distance(units, marks)
+    varying = marks[:, [0, 1, 3, 4]].astype(float)
+    for a, column in enumerate(varying.T):
+        each = [(np.abs(v - column).mean(), k) for k in range(7) for v in (units[:, k], 1 - units[:, k])]
+        least, k = min(each)
+        assert result.per_attribute[a] == pytest.approx(least)
+        assert result.best_feature[a] == k
+        value = units[:, k] if result.is_direct[a] else 1 - units[:, k]
+        assert np.abs(value - column).mean() == pytest.approx(least)
+    pi = varying.mean(0)
+    assert result.floor == pytest.approx(np.minimum(pi, 1 - pi).mean())
+    assert result.honest >= result.score  # chosen on other images
+    perfect = distance(np.column_stack([1 - varying[:, 0], units[:, 0]]), varying[:, :1])
+    assert (perfect.score, perfect.honest) == (0, 0)
+    with pytest.raises(DataError, match="none of the attributes varies"):
+        distance(units, np.ones((23, 2)))
