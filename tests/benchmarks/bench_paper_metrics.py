@@ -229,7 +229,9 @@ def main() -> int:
             add(key, run)
             shown = [(round(r["mean"], 4), r["faithfulness"]) for r in run["layers"]]
             print(
-                f"{key}: accuracy {run['curve'][-1:]}, mean |w| and faithfulness {shown}, {run['cpu_s']} s", flush=True
+                f"{key}: accuracy {list(run['curve'].values())[-1:]}, mean |w| and faithfulness {shown}, "
+                f"{run['cpu_s']} s",
+                flush=True,
             )
     verdicts()
     return 0
