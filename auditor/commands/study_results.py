@@ -61,7 +61,7 @@ def results(
             path.write_text(content, encoding="utf-8")
     stored = []
     if store is not False and drawn.version is not None:
-        stored = store_everywhere(result, page)
+        stored = store_everywhere(result, study_page(result, with_comments=False))
         now_holds(f"results are stored with {', '.join(stored)}")
     if as_json:
         say(text)

@@ -13,7 +13,7 @@ from auditor.reports.drawings import number
 from auditor.study.comparisons import Comparison
 from auditor.study.design import CONFIDENCE, RATING
 from auditor.study.orders import NONE
-from auditor.study.results import Results, by_person
+from auditor.study.results import Asked, Results, by_person
 
 HEIGHT, WIDTH, LEFT, BOTTOM = 210, 96, 92, 34
 TITLES = {
@@ -26,10 +26,15 @@ TITLES = {
 }
 
 
-def study_page(results: Results) -> str:
-    """Return the page as one HTML document."""
+def study_page(results: Results, *, with_comments: bool = True) -> str:
+    """Return the page as one HTML document.
+
+    Comments are what single people wrote: the page that is stored with a version leaves them out, so that erasing a
+    participant leaves nothing of theirs there.
+    """
     study = results.study
     title = f"Study {study.name}"
+    names = ["", *([d.name for d in study.data] if len(study.data) > 1 else [])]
     sections = [
         f"<h1>{esc(title)}</h1><p class='pale'>{esc(', '.join(study.models))}; {results.began} people began, "
         f"{results.finished} finished; {esc(results.to_json()['orders'])}</p>",
@@ -38,9 +43,10 @@ def study_page(results: Results) -> str:
         "majority of their predicted class. The dashed line is chance, the dotted one the most that can be had. A box "
         "holds the middle half of people, the line in it is the median, the dot the mean, whiskers reach the last "
         "person within 1.5 boxes.</p>",
-        *[_purity(results, name) for name in ("", *([d.name for d in study.data] if len(study.data) > 1 else []))],
+        *[_purity(results, name) for name in names],
         "<h2>How sure were they, and what do they think of the assistants?</h2>",
-        _confidence(results),
+        "<h3>Confidence</h3>",
+        *[_confidence(results, name) for name in names],
         _ratings(results),
         "<h2>Differences between conditions</h2>",
         _comparisons(results.comparisons),
@@ -48,7 +54,8 @@ def study_page(results: Results) -> str:
         _effects(results),
         "<h2>All figures</h2>",
         _metrics(results.metrics),
-        _comments(results.comments),
+        _questions(results.questions),
+        _comments(results.comments) if with_comments else "",
     ]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
@@ -95,13 +102,17 @@ def _purity(results: Results, data: str) -> str:
     return f"<h3>{esc(data or 'All data sets')}</h3>{boxes(values, axis, f'purity, {name}', marks)}"
 
 
-def _confidence(results: Results) -> str:
+def _confidence(results: Results, data: str) -> str:
+    rows = [s for s in results.scores if not data or s.data == data]
+    if not rows:
+        return ""
     values = {
-        c: list(by_person([s for s in results.scores if s.condition == c], lambda s: s.confidence).values())
+        c: list(by_person([s for s in rows if s.condition == c], lambda s: s.confidence).values())
         for c in results.study.config.conditions
     }
     axis = [(i / (len(CONFIDENCE) - 1), word) for i, word in enumerate(CONFIDENCE)]
-    return f"<h3>Confidence</h3>{boxes(values, axis, 'confidence', {})}"
+    name = data or "all data sets"
+    return f"<h4>{esc(data or 'All data sets')}</h4>{boxes(values, axis, f'confidence, {name}', {})}"
 
 
 def _ratings(results: Results) -> str:
@@ -236,6 +247,15 @@ def _two(first: str, second: str) -> str:
 
 def _bold(text: str, is_bold: bool) -> str:
     return f"<b>{text}</b>" if is_bold else text
+
+
+def _questions(questions: Sequence[Asked]) -> str:
+    body = [
+        (esc(asked.text), "<br>".join(esc(choice) for choice in asked.counts),
+         "<br>".join(f"{n} ({n / sum(asked.counts.values()):.0%})" for n in asked.counts.values()))
+        for asked in questions
+    ]  # fmt: skip
+    return f"<h2>Who took part</h2>{_grid('Who took part', ('question', 'answer', 'people'), body)}" if body else ""
 
 
 def _comments(comments: Sequence[str]) -> str:

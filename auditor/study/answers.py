@@ -113,39 +113,34 @@ class AnswerStore:
         """Whether there is a link, used or not."""
         return self._one("SELECT 1 FROM links WHERE hash = ?", _hash(link)) is not None
 
-    def begin(self, link: str | None) -> tuple[str, Participant]:
+    def begin(self, link: str | None, token: str | None = None) -> tuple[str, Participant]:
         """Begin with a link, which is used up by it, or without one; return the session's token and the participant.
 
+        A page that makes the token itself may ask again when the reply was lost: the session of that token goes on.
         The next order is one of those that fewest people have begun with.
         """
-        token, code = secrets.token_urlsafe(32), "".join(secrets.choice(LETTERS) for _ in range(CODE_LENGTH))
+        code = "".join(secrets.choice(LETTERS) for _ in range(CODE_LENGTH))
         with self._writing() as db:
-            if link is not None:
-                row = db.execute("SELECT used FROM links WHERE hash = ?", (_hash(link),)).fetchone()
-                if row is None:
-                    raise AnswerError("This link is not known here; check that it was copied whole.", "wrong_code")
-                if row[0]:
-                    raise AnswerError(
-                        "This link was used already, and each link works once; go on in the browser where it was "
-                        "opened first, or ask for another link.",
-                        "used",
-                    )
-                db.execute("UPDATE links SET used = 1 WHERE hash = ?", (_hash(link),))
-            number = self._free_number(db)
-            day = datetime.now(timezone.utc).date().isoformat()
-            db.execute(
-                "INSERT INTO participants (code, number, token, turn, day) VALUES (?, ?, ?, 1, ?)",
-                (code, number, _hash(token), day),
-            )
-        return token, Participant(code, number, 1, 0)
+            begun = token is not None and _taken_over(db, token)
+            token = token or secrets.token_urlsafe(32)
+            if not begun:
+                if link is not None:
+                    _use_up(db, link)
+                number = self._free_number(db)
+                day = datetime.now(timezone.utc).date().isoformat()
+                db.execute(
+                    "INSERT INTO participants (code, number, token, turn, day) VALUES (?, ?, ?, 1, ?)",
+                    (code, number, _hash(token), day),
+                )
+        who = self.participant(token)
+        assert who is not None
+        return token, who
 
     def open(self, token: str) -> Participant | None:
         """Let a page that has just been loaded take over the session; None when there is no such session."""
         with self._writing() as db:
-            row = db.execute(
-                "UPDATE participants SET turn = turn + 1 WHERE token = ? RETURNING code", (_hash(token),)
-            ).fetchone()
-        return None if row is None else self.participant(token)
+            begun = _taken_over(db, token)
+        return self.participant(token) if begun else None
 
     def participant(self, token: str) -> Participant | None:
         """Return whose session a token is, with how far they are."""
@@ -310,6 +305,25 @@ class AnswerStore:
     def _one(self, sql: str, *values: Any) -> Any:
         with self._lock:
             return self._db.execute(sql, values).fetchone()
+
+
+def _taken_over(db: sqlite3.Connection, token: str) -> bool:
+    """Give the session of a token to the page that asks now; whether there is one."""
+    taken = "UPDATE participants SET turn = turn + 1 WHERE token = ? RETURNING code"
+    return db.execute(taken, (_hash(token),)).fetchone() is not None
+
+
+def _use_up(db: sqlite3.Connection, link: str) -> None:
+    row = db.execute("SELECT used FROM links WHERE hash = ?", (_hash(link),)).fetchone()
+    if row is None:
+        raise AnswerError("This link is not known here; check that it was copied whole.", "wrong_code")
+    if row[0]:
+        raise AnswerError(
+            "This link was used already, and each link works once; go on in the browser where it was opened first, or "
+            "ask for another link.",
+            "used",
+        )
+    db.execute("UPDATE links SET used = 1 WHERE hash = ?", (_hash(link),))
 
 
 def _latest(db: sqlite3.Connection, code: str, step: int) -> str | None:

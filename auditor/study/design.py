@@ -32,7 +32,8 @@ WELCOME = (
 )
 CONSENT = (
     "Your answers, and how long you take for them, are stored under a random code. No name, no address and nothing "
-    "about your device is stored. With your code, which you see at the end, the owner of the study can erase all of it."
+    "about your device is stored. With your code, which you see when you stop or finish, the owner of the study can "
+    "erase all of it."
 )
 
 

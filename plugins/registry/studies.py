@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from auditor.errors import OptionError, StudyError, TamperError
 from auditor.explainers.manifest import check_content, seal, sha256, unseal
-from auditor.metrics.measure import Measure
+from auditor.metrics.measure import Measure, skipped
 from auditor.plugins.registry import history, tags
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve, set_tag
 from auditor.plugins.registry.metrics_log import logged_metrics
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RESULTS = "results.json"
 AGAIN = "run auditor study results again"
+CHANGED = "the study {name} was drawn from the model as it was before it was described anew; draw another"
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,11 @@ def store_results(version: ModelVersion, study: Study, document: Mapping[str, An
     return digest
 
 
-def study_measures(version: ModelVersion) -> tuple[dict[str, Measure], dict[str, str]]:
-    """Return the metrics of all studies with results, and the digest of each; what does not verify is an error."""
+def study_measures(version: ModelVersion, model_digest: str = "") -> tuple[dict[str, Measure], dict[str, str]]:
+    """Return the metrics of all studies with results, and the digest of each; what does not verify is an error.
+
+    With ``model_digest`` those of a study that was drawn from the model as it was before are skipped, with the reason.
+    """
     measures: dict[str, Measure] = {}
     digests: dict[str, str] = {}
     for tag in tags.study_tags(version.tags, tags.STUDY_RESULTS):
@@ -164,13 +168,15 @@ def study_measures(version: ModelVersion) -> tuple[dict[str, Measure], dict[str,
             if not name.startswith(named):
                 raise TamperError(f"{where} has a metric {name[:60]!r} of another name; {AGAIN}.")
             measures[name] = Measure.from_json(entry)
+            if model_digest and model_digest not in document.get("model_digests", [model_digest]):
+                measures[name] = skipped(CHANGED.format(name=tag.name), measures[name].direction)
         digests[tag.name] = tag.digest
     return measures, digests
 
 
 def with_studies(audit: Audit, version: ModelVersion) -> Audit:
     """Return an audit with the metrics of the version's studies as they are now, those of before left out."""
-    measures, digests = study_measures(version)
+    measures, digests = study_measures(version, str(audit.model.get("digest", "")))
     if digests == audit.model.get("studies", {}):
         return audit
     metrics = {name: m for name, m in audit.metrics.items() if not name.startswith("study/")}

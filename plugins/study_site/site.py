@@ -13,6 +13,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ POLICY = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 COOKIE = "study"
+COOKIE_S = 30 * 24 * 3600  # a session outlives the window it was begun in: a link works once, and people come back
+ATTEMPT = re.compile(r"[A-Za-z0-9_-]{32,100}")
 LARGEST_BODY = 64 << 10
 MOST_LINKS = 1000
 STATUS = {
@@ -119,7 +122,10 @@ class StudySite:
         )
 
     def begin(self, request: Request, body: Body) -> Response:
-        """Begin a session, once consent is given; the link is used up now and not when the page is merely opened."""
+        """Begin a session, once consent is given; the link is used up now and not when the page is merely opened.
+
+        The page sends an ``attempt``, a random secret of its own, so that it can ask again when the reply was lost.
+        """
         if body.get("agreed") is not True:
             raise AnswerError("The study begins when you have agreed to it.")
         link = _link(request)
@@ -127,10 +133,13 @@ class StudySite:
             self._open_code is not None and _same(str(body.get("code", "")).strip(), self._open_code)
         ):
             raise AnswerError("That is not the code of this study; check how it is written.", "wrong_code")
-        token, who = self.store.begin(link)
+        attempt = body.get("attempt")
+        own = attempt if isinstance(attempt, str) and ATTEMPT.fullmatch(attempt) else None
+        token, who = self.store.begin(link, own)
         answer = JSONResponse(self._state(who))
         secure = request.url.scheme == "https"
-        answer.set_cookie(COOKIE, token, path=_base(request), httponly=True, samesite="strict", secure=secure)
+        path = _base(request)
+        answer.set_cookie(COOKIE, token, COOKIE_S, path=path, httponly=True, samesite="strict", secure=secure)
         return answer
 
     def draft(self, request: Request, body: Body) -> Response:
@@ -143,10 +152,13 @@ class StudySite:
         return JSONResponse(self._state(self._save(request, body, draft=False)))
 
     def leave(self, request: Request, body: Body) -> Response:
-        """Forget the session in this browser, for the next person; a finished one only."""
+        """Forget the session in this browser, for the next person: a finished one, or one that is stopped for good."""
         who = self.store.participant(_token(request))
-        if who is not None and who.answered < len(steps_of(self.study, who.number)):
-            raise AnswerError("This session is not finished; finish it before somebody else begins.", "out_of_order")
+        is_open = who is not None and who.answered < len(steps_of(self.study, who.number))
+        if is_open and body.get("stopped") is not True:
+            raise AnswerError(
+                "This session is not finished; finish or stop it before somebody else begins.", "out_of_order"
+            )
         answer = JSONResponse({"left": True})
         answer.delete_cookie(COOKIE, path=_base(request))
         return answer
@@ -171,9 +183,15 @@ class StudySite:
     def _state(self, who: Participant) -> dict[str, Any]:
         """Return the step that a participant is at, with what is saved of it."""
         step = described(self.study, who.number, who.answered)
-        state = {"status": "running", "title": self.study.config.title, "turn": who.turn, "step": step}
+        state = {
+            "status": "running",
+            "title": self.study.config.title,
+            "turn": who.turn,
+            "step": step,
+            "code": who.code,
+        }
         if step["kind"] == "end":
-            return {**state, "status": "finished", "code": who.code}
+            return {**state, "status": "finished"}
         draft = self.store.draft(who.code, who.answered)
         if draft is not None:
             kind = steps_of(self.study, who.number)[who.answered]

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,12 +27,11 @@ import numpy as np
 from scipy.stats import binomtest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from auditor.metrics.multiple_tests import holm
+from auditor.metrics.grouping_purity import purity
 from auditor.study.answers import AnswerStore
-from auditor.study.comparisons import sign_flip_p, wilcoxon_p
 from auditor.study.folder import read_study, write_study
 from auditor.study.order_effects import data_effect, order_effect
-from auditor.study.results import results_of
+from auditor.study.results import comparisons_of, results_of
 from auditor.study.scores import Score
 from tests.benchmarks.planted_study import planted_study
 from tests.benchmarks.study_agents import Agent, lost_answers
@@ -112,56 +112,54 @@ def under_load(folder, participants):
     }
 
 
-def under_the_null(study, studies, people, seed=0):
-    """Return how often the analysis finds a difference, an order effect, a data-set effect, where there is none."""
-    conditions, names = study.config.conditions, [d.name for d in study.data]
-    hits = {"permutation": 0, "wilcoxon": 0, "place": 0, "data": 0}
-    for s in range(studies):
-        rng = np.random.default_rng([seed, s])
-        rows = []
-        for number in range(people):
-            skill = rng.beta(2, 2)  # how often a person puts an image right, whatever is shown
-            for k, batch in enumerate(study.order_of(number).batches):
-                classes = study.classes_of(batch.data, batch.drawn)
-                of = {c: i for i, c in enumerate(study.data[batch.data].classes)}
-                groups = [of[c] if rng.random() < skill else int(rng.integers(0, 4)) for c in classes]
-                value = sum(
-                    max(np.bincount([of[c] for c, g in zip(classes, groups, strict=True) if g == x], minlength=1))
-                    for x in set(groups)
-                ) / len(classes)
-                stage = 1 + k // len(names)
-                rows.append(
-                    Score(
-                        str(number),
-                        conditions[batch.condition],
-                        names[batch.data],
-                        batch.drawn,
-                        stage,
-                        k + 1,
-                        value,
-                        None,
-                        0.5,
-                        1.0,
-                        0.0,
-                        None,
-                        0,
-                    )
+def simulated(study, people, rng):
+    """Return the scores of people who see alike whatever is shown: each has a skill of their own, and a mood."""
+    conditions, names, rows = study.config.conditions, [d.name for d in study.data], []
+    for number in range(people):
+        skill, mood = rng.beta(2, 2), rng.integers(0, 5)
+        for k, batch in enumerate(study.order_of(number).batches):
+            classes = study.classes_of(batch.data, batch.drawn)
+            right = {c: i for i, c in enumerate(study.data[batch.data].classes)}
+            groups = [right[c] if rng.random() < skill else int(rng.integers(study.config.n_classes)) for c in classes]
+            rows.append(
+                Score(
+                    code=str(number),
+                    condition=conditions[batch.condition],
+                    data=names[batch.data],
+                    drawn=batch.drawn,
+                    stage=1 + k // len(names),
+                    batch=k + 1,
+                    purity=purity(groups, classes),
+                    purity_of_labels=None,
+                    chance=0.5,
+                    ceiling=1.0,
+                    seconds=0.0,
+                    confidence=(mood + rng.integers(0, 3)) / 6,
+                    cell=0,
                 )
-        mean = {(r.code, r.condition): 0.0 for r in rows}
-        for r in rows:
-            mean[r.code, r.condition] += r.purity / len(names)
-        values = {c: np.array([mean[str(n), c] for n in range(people)]) for c in conditions}
-        pairs = [(a, b) for i, a in enumerate(conditions) for b in conditions[i + 1 :]]
-        hits["permutation"] += min(holm([sign_flip_p(values[a] - values[b], s) for a, b in pairs])) <= 0.05
-        hits["wilcoxon"] += min(holm([wilcoxon_p(values[a] - values[b]) for a, b in pairs])) <= 0.05
+            )
+    return rows
+
+
+def under_the_null(study, studies, people, seed=0):
+    """Return how often the analysis of `auditor study results` finds anything where there is nothing to be found."""
+    hits = Counter()
+    for s in range(studies):
+        rows = simulated(study, people, np.random.default_rng([seed, s]))
+        found = comparisons_of(study, rows, (), s)
+        pooled = [c for c in found if c.what == "purity" and not c.data]
+        hits["permutation"] += any(c.is_significant for c in pooled)
+        hits["wilcoxon"] += any(c.p_wilcoxon_holm <= 0.05 for c in pooled)
+        hits["within data sets"] += any(c.is_significant for c in found if c.what == "purity" and c.data)
+        hits["confidence"] += any(c.is_significant for c in found if c.what == "confidence" and not c.data)
         hits["place"] += order_effect(rows, by="stage", seed=s).p <= 0.05
-        if len(names) > 1:
+        if len(study.data) > 1:
             hits["data"] += data_effect(rows, seed=s)[0].p <= 0.05
     rates = {}
     for name, n in hits.items():
         interval = binomtest(int(n), studies).proportion_ci()
         rates[name] = {"rate": n / studies, "low": round(interval.low, 4), "high": round(interval.high, 4)}
-    return {"studies": studies, "people": people, "rates": rates}
+    return {"studies": studies, "people": people, "seed": seed, "rates": rates}
 
 
 def main():

@@ -270,7 +270,7 @@ export function grouping(step, draft, pictures, onChange) {
       body.append(row);
     });
     panel.replaceChildren(
-      el("h2", {}, "Chosen images side by side"),
+      el("h2", { tabindex: "-1" }, "Chosen images side by side"),
       el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Heatmaps of the chosen images" },
         el("table", {}, el("thead", {}, head), body)),
     );
@@ -319,6 +319,16 @@ export function grouping(step, draft, pictures, onChange) {
   back.addEventListener("click", () => moveTo([...chosen], 0));
   put.push(back);
   move.append(back);
+  if (step.shows === "concepts") {
+    const look = el("button", { type: "button", disabled: "", id: "look" }, "Compare");
+    look.setAttribute("aria-label", "Compare the chosen images side by side");
+    look.addEventListener("click", () => {
+      panel.scrollIntoView({ block: "start" });
+      panel.querySelector("h2").focus({ preventScroll: true });
+    });
+    put.push(look);
+    move.append(look);
+  }
   if (step.shows !== "nothing") root.append(toolbar());
   root.append(tray, panel, move);
   step.images.forEach(paint);

@@ -4,7 +4,10 @@ import { el, grouping, say } from "./grouping.js";
 
 const base = location.pathname.replace(/\/+$/, "");
 const main = document.getElementById("main");
+const stop = document.getElementById("stop");
 const draftKey = `study:${base}`; // where this browser keeps what the server may not have yet
+const attemptKey = `study-begin:${base}`;
+let attemptKept = null;
 const RETRY_MS = 1500;
 let state = null;
 let current = null; // { value(), problem() } of the step that is shown
@@ -66,7 +69,7 @@ document.addEventListener("visibilitychange", () => {
 
 function remember() {
   if (!current || !state || !state.step) return;
-  const note = { index: state.step.index, answer: current.value(), seconds: secondsSeen() };
+  const note = { code: state.code, index: state.step.index, answer: current.value(), seconds: secondsSeen() };
   try {
     localStorage.setItem(draftKey, JSON.stringify(note));
   } catch { /* a browser that keeps nothing: the server does */ }
@@ -95,16 +98,30 @@ async function sendDraft() {
 function keptDraft() {
   try {
     const note = JSON.parse(localStorage.getItem(draftKey) || "null");
-    return note && note.index === state.step.index ? note : null;
+    return note && note.code === state.code && note.index === state.step.index ? note : null;
   } catch {
     return null;
   }
 }
 
-function forget() {
+function forget(key = draftKey) {
   try {
-    localStorage.removeItem(draftKey);
+    localStorage.removeItem(key);
   } catch { /* nothing was kept */ }
+}
+
+// A secret that this browser begins with: asked again with the same one, the server gives the same session, so that a
+// link is not used up by a reply that was lost.
+function attempt() {
+  const random = [...crypto.getRandomValues(new Uint8Array(24))].map((b) => b.toString(16).padStart(2, "0")).join("");
+  try {
+    const kept = localStorage.getItem(attemptKey) || random;
+    localStorage.setItem(attemptKey, kept);
+    return kept;
+  } catch {
+    attemptKept ??= random;
+    return attemptKept;
+  }
 }
 
 async function submit() {
@@ -134,6 +151,7 @@ async function submit() {
 
 // The page cannot go on by itself: say why, and offer to load it again.
 function stopped(message) {
+  stop.hidden = true;
   current = null;
   clearTimeout(draftTimer);
   const again = el("button", { class: "primary", type: "button" }, "Go on here");
@@ -185,7 +203,9 @@ const VIEWS = {
       }
       begin.disabled = true;
       try {
-        show(await insist("begin", { agreed: true, code: code.value }));
+        const reply = await insist("begin", { agreed: true, code: code.value, attempt: attempt() });
+        forget(attemptKey);
+        show(reply);
       } catch (error) {
         begin.disabled = false;
         problem.textContent = error.message;
@@ -302,10 +322,10 @@ const INTRO = {
     el("p", {}, `${step.assistant} uses several heatmaps together to distinguish one image from another. Show one of them on `,
       "all images with the buttons H1, H2, …; ",
       step.slots.contributions
-        ? "the number above an image is its share in what the assistant makes of the image: red speaks for it, blue against it. "
+        ? "the number above an image says how much this heatmap counts in what the assistant takes the image for: red for it, blue against it. "
         : "the number above an image says how much of it the image holds. ",
       step.slots.by_rank ? "Each image has its own heatmaps; H1 is the one that counts most for it. " : "",
-      "Choose images to compare all their heatmaps side by side."),
+      "Choose images and press Compare to see all their heatmaps side by side."),
   ],
 };
 
@@ -321,23 +341,55 @@ function where(step) {
   document.getElementById("where").textContent = step.of ? `${text}Step ${Math.min(step.index + 1, step.of)} of ${step.of}` : "";
 }
 
-function finished(reply) {
-  forget();
-  const next = el("button", { type: "button" }, "Next person");
+// Where many people use one browser: let the next one begin.
+function nextPerson(body) {
+  if (!base.endsWith("/open")) return "";
+  const next = el("button", { type: "button", id: "leave" }, "Next person");
   next.addEventListener("click", async () => {
-    await insist("leave", {});
+    next.disabled = true;
+    await insist("leave", body);
+    forget();
     location.reload();
   });
+  return next;
+}
+
+function finished(reply) {
+  forget();
+  stop.hidden = true;
   page(
     "Thank you",
     el("p", {}, "All your answers are saved. This is your code; with it the owner of the study can erase them:"),
     el("p", { class: "code", id: "code" }, reply.code),
-    base.endsWith("/open") ? next : "",
+    nextPerson({}),
+  );
+}
+
+// Nobody has to finish: say what is saved, how to go on later, and by which code it can be erased.
+async function pause() {
+  if (waiting || !current) return;
+  stop.hidden = true;
+  seconds = secondsSeen();
+  seenSince = 0;
+  await sendDraft();
+  clearTimeout(draftTimer);
+  if (!current) return; // it was refused, and the page says why
+  const { code } = state;
+  current = null;
+  const again = el("button", { class: "primary", type: "button", id: "next" }, "Go on");
+  again.addEventListener("click", () => location.reload());
+  page(
+    "You can stop here",
+    el("p", {}, "What you answered so far is saved. To go on later, open this address again in this browser."),
+    el("p", {}, "If you do not want to go on: this is your code; with it the owner of the study can erase your answers."),
+    el("p", { class: "code", id: "stopped-code" }, code),
+    el("p", { class: "row" }, again, nextPerson({ stopped: true })),
   );
 }
 
 function show(reply) {
   state = reply;
+  stop.hidden = reply.status !== "running";
   current = null;
   seconds = reply.seconds ?? 0;
   seenSince = document.visibilityState === "hidden" ? 0 : performance.now();
@@ -358,6 +410,7 @@ function show(reply) {
   say(document.querySelector("h1").textContent);
 }
 
+stop.addEventListener("click", pause);
 try {
   show(await insist("resume", {}));
 } catch (error) {

@@ -42,9 +42,13 @@ def answered(tmp_path_factory):
     return store, codes
 
 
-def test_the_planted_order_is_found(answered):
+@pytest.fixture(scope="module")
+def results(answered):
     store, _ = answered
-    results = results_of(store.study, store.digest, store.everybody())
+    return results_of(store.study, store.digest, store.everybody())
+
+
+def test_the_planted_order_is_found(results):
     assert (results.began, results.finished) == (13, 12)
     means = {c: results.metrics[f"study/small/purity/{c}"].value for c in SKILL}
     assert means["none"] < means["one-heatmap"] < means["concepts"]
@@ -94,13 +98,12 @@ def test_only_people_with_both_conditions_on_all_data_are_paired(answered):
     assert len(a) == len(b) == 12
 
 
-def test_no_code_leaves_in_the_document_or_on_the_page(answered):
+def test_no_code_leaves_in_the_document_or_on_the_page(answered, results):
     store, codes = answered
-    results = results_of(store.study, store.digest, store.everybody())
     page = study_page(results)
     document = json.dumps(results.to_json())
     assert not [code for code in codes if code in page or code in document]
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 7
     assert "People group better with concepts than with none" in page
     assert "fine" in page  # comments
     archived = json.loads(archive(store))
@@ -108,13 +111,50 @@ def test_no_code_leaves_in_the_document_or_on_the_page(answered):
     assert archived["participants"][0]["answers"][2]["confidence_words"] == "Very high"
 
 
-def test_metrics_of_a_version_are_of_its_own_data(answered):
-    store, _ = answered
-    results = results_of(store.study, store.digest, store.everybody())
+def test_metrics_of_a_version_are_of_its_own_data(results):
     birds = results.of_model("models:/birds/1")["study/small/purity/none"]
     assert birds.value == pytest.approx(results.by_data()["birds"]["study/small/purity/none"]["value"])
     assert "study/small/rating/concepts" not in results.of_model("models:/birds/1")
     assert not birds.per_image
+
+
+def test_answers_about_the_person_are_counts_and_lines_of_text_stay_in_the_export(tmp_path):
+    questions = (
+        {"key": "ai", "text": "Courses in AI?", "choices": ("none", "some")},
+        {"key": "job", "text": "Your job?"},
+    )
+    study, _ = small_study(questions=questions)
+    store = opened(tmp_path, study)
+
+    def answer(study, number, step):
+        if step.kind == "questions":
+            return {"questions": {"ai": ("none", "some", "")[number % 3], "job": "lighthouse keeper"}}
+        return right_answer(study, number, step)
+
+    for _ in range(6):
+        take_part(store, answer)
+    results = results_of(study, store.digest, store.everybody())
+    document = results.to_json()
+    assert document["questions"] == [
+        {"key": "ai", "text": "Courses in AI?", "counts": {"none": 2, "some": 2, "no answer": 2}}
+    ]
+    page = study_page(results)
+    assert "Courses in AI?" in page
+    assert "2 (33%)" in page
+    assert "lighthouse" not in json.dumps(document) + page
+    assert b"lighthouse" in archive(store)
+
+
+def test_the_page_that_is_stored_holds_nothing_that_one_person_wrote(results):
+    assert "What people said" in study_page(results)
+    assert "What people said" not in study_page(results, with_comments=False)
+
+
+def test_confidence_is_compared_and_drawn_per_data_set(results):
+    of = [c for c in results.comparisons if c.what == "confidence"]
+    assert {c.data for c in of} == {"", "birds", "digits"}
+    page = study_page(results)
+    assert all(f"box plot of confidence, {name}" in page for name in ("all data sets", "birds", "digits"))
 
 
 def test_no_answers_yet_is_one_sentence(tmp_path):

@@ -1,22 +1,24 @@
 """People in real Chromium windows, by Playwright: they drag, tap and type through a served study."""
 
+import shutil
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import contextmanager
 
+import pytest
+
 from tests.free_port import free_port
 
-CHROMIUM = "/usr/bin/chromium"
 KEY = "owner-of-the-tests"
 FULL = "document.images.length && [...document.images].every(i => i.complete)"
 
 
 @contextmanager
-def served(folder, answers, *options):
+def served(folder, answers, *options, port=None):
     """Serve a study by its own command in a process of its own; gives its address and the process."""
-    port = free_port()
+    port = port or free_port()
     program = [sys.executable, "-c", "from auditor.cli import main; main()", "study", "serve", str(folder)]
     flags = ["--answers", str(answers), "--port", str(port), "--key", KEY, "--open", "open-code", *options]
     process = subprocess.Popen([*program, *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -38,11 +40,14 @@ def served(folder, answers, *options):
 
 @contextmanager
 def chromium():
-    """Start a headless Chromium."""
+    """Start a headless Chromium; skip where it is not installed."""
     from playwright.sync_api import sync_playwright
 
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if binary is None:
+        pytest.skip("chromium is not installed (Debian: apt install chromium)")
     with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = p.chromium.launch(executable_path=binary, args=["--no-sandbox", "--disable-dev-shm-usage"])
         try:
             yield browser
         finally:

@@ -125,6 +125,69 @@ def test_a_reload_and_a_lost_connection_lose_nothing(browser, study):
     page.context.close()
 
 
+def test_a_killed_server_loses_nothing_and_the_page_goes_on_by_itself(browser, study):
+    address, process, folder, everybody = study
+    page = at.window(browser)
+    begin_open(page, address)
+    keys = at.ungrouped(page)
+    at.by_key(page, keys[0], 2)
+    page.wait_for_timeout(600)
+    process.kill()
+    process.wait(30)
+    for key in keys[1:]:
+        at.by_key(page, key, 3)
+    page.click("#next")
+    at.until(page, "document.getElementById('connection').textContent.startsWith('No connection')")
+    with at.served(folder / "s", folder / "a.db", port=int(address.rsplit(":", 1)[1])):
+        at.until(page, "document.getElementById('main').dataset.kind === 'group'")
+        given = next(g for g in everybody()[0].given if "groups" in g.body)
+        assert given.body["groups"] == {keys[0]: 2} | dict.fromkeys(keys[1:], 3)
+        page.reload()
+        page.wait_for_selector(".card")
+        assert at.kind(page) == "group"
+    page.context.close()
+
+
+def test_a_reply_to_begin_that_is_lost_does_not_use_up_the_link(browser, study):
+    _, process, _, everybody = study
+    link = process.stdout.readline().strip()
+    page = at.window(browser)
+    page.goto(link)
+    page.wait_for_selector("#agree")
+    page.check("#agree")
+
+    def lose(route):
+        route.fetch()  # the server hears it, the page does not hear the server
+        route.abort()
+
+    page.route("**/api/begin", lose, times=1)
+    page.click("#next")
+    page.wait_for_selector("fieldset")
+    page.context.close()
+    assert len(everybody()) == 1
+
+
+def test_who_stops_sees_the_code_and_can_go_on_or_let_the_next_person_begin(browser, study):
+    address, _, _, everybody = study
+    page = at.window(browser, 360, 740, bypass_csp=True)
+    begin_open(page, address)
+    key = at.ungrouped(page)[0]
+    at.by_key(page, key, 2)
+    page.click("#stop")
+    page.wait_for_selector("#stopped-code")
+    assert page.inner_text("#stopped-code") == everybody()[0].code
+    assert at.violations(page) == []
+    page.click("#next")
+    page.wait_for_selector(".card")
+    assert at.placed(page)[key] == 2
+    page.click("#stop")
+    page.click("#leave")
+    page.wait_for_selector("#agree")
+    assert page.is_hidden("#stop")
+    assert page.complaints == []
+    page.context.close()
+
+
 def test_a_second_tab_takes_over_and_the_first_says_so(browser, study):
     address, _, _, _ = study
     page = at.window(browser)

@@ -81,6 +81,29 @@ def test_a_link_is_used_up_by_beginning_and_not_by_opening(app, site):
     assert len(site.store.everybody()) == 1
 
 
+def test_a_begin_whose_reply_was_lost_is_asked_again_and_uses_no_second_order(app, site):
+    """The link was used up, and who held it was shut out, when the reply to the begin did not arrive."""
+    (link,) = fresh(app).post("/owner/api/links", json={"n": 1}, headers=KEY).json()["links"]
+    base, attempt = link.removeprefix("http://study.test"), "a1" * 24
+    first = begin(fresh(app), base, attempt=attempt).json()
+    client = fresh(app)
+    second = begin(client, base, attempt=attempt).json()
+    assert (second["code"], second["turn"]) == (first["code"], first["turn"] + 1)
+    assert begin(fresh(app), base, attempt="b2" * 24).status_code == 409
+    assert begin(fresh(app), base, attempt="short").status_code == 409
+    assert whole(client, second, base)["code"] == first["code"]
+    assert len(site.store.everybody()) == 1
+
+
+def test_who_stops_sees_the_code_and_lets_the_next_person_begin(app, site):
+    client = fresh(app)
+    state = begin(client).json()
+    assert client.post("/open/api/leave", json={}).status_code == 409
+    assert client.post("/open/api/leave", json={"stopped": True}).json() == {"left": True}
+    assert client.post("/open/api/resume", json={}).json()["status"] == "new"
+    assert site.store.erase(state["code"]) == 1
+
+
 def test_a_reload_gives_back_what_was_placed(app):
     client = fresh(app)
     state = begin(client).json()
@@ -126,8 +149,6 @@ def test_codes_consent_and_content_types_are_checked(app):
     odd = {"content-type": "application/json"}
     assert "not readable JSON" in client.post("/open/api/begin", content=b"{", headers=odd).json()["error"]["message"]
     assert client.post("/open/api/answer", json={"turn": 1, "step": 0, "answer": {}}).status_code == 401
-    begin(client)
-    assert client.post("/open/api/leave", json={}).status_code == 409  # not finished
 
 
 @pytest.mark.parametrize("text", [rb'"\ud800"', b"[" * 30_000, b"1" * 5000, b'"\xff"'])
@@ -183,6 +204,7 @@ def test_every_reply_is_kept_from_caches_and_other_sites(app):
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert "path=/open" in cookie
+    assert "max-age=2592000" in cookie  # who closes the browser goes on later
     for name in ("study.js", "grouping.js", "study.css", "owner.js"):
         assert client.get(f"/static/{name}").status_code == 200
 
