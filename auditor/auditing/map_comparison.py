@@ -31,7 +31,7 @@ from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
-KNOWN = ("LIME", "SHAP", "Grad-CAM", "Grad-CAM++", "guided backprop", "integrated gradients", "SmoothGrad",
+DEFAULT_METHODS = ("LIME", "SHAP", "Grad-CAM", "Grad-CAM++", "guided backprop", "integrated gradients", "SmoothGrad",
          "LRP-alpha-beta", "deep Taylor", "occlusion")  # fmt: skip
 STEPS, DRAWS, RANDOM_MAPS = 8, 4, 8
 
@@ -72,7 +72,7 @@ def compare_maps(
     image: Tensor,
     explainers: Mapping[str, Explainer] | None = None,
     *,
-    methods: Sequence[str] = KNOWN,
+    methods: Sequence[str] = DEFAULT_METHODS,
     target: int | str | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,

@@ -55,7 +55,7 @@ def compare_maps(
     Each comes with its time and its pixel-flip area, the mean change of the class's probability while the least
     relevant cells turn to noise first; "gain" is by how much that is less than for random maps on this image.
     """
-    from auditor.auditing.map_comparison import KNOWN
+    from auditor.auditing.map_comparison import DEFAULT_METHODS
     from auditor.auditing.map_comparison import compare_maps as compare
     from auditor.commands.terminal import Bar, as_text, say, waiting
     from auditor.errors import DataError, OptionError
@@ -84,7 +84,14 @@ def compare_maps(
     with Bar() as bar:
         options = {} if timeout_s is None else {"timeout_s": timeout_s}
         compared = compare(
-            subject, pixels, loaded, methods=methods or KNOWN, target=target, options=options, seed=seed, progress=bar
+            subject,
+            pixels,
+            loaded,
+            methods=methods or DEFAULT_METHODS,
+            target=target,
+            options=options,
+            seed=seed,
+            progress=bar,
         )
     if out is not None:
         from auditor.reports.maps_page import write_maps_page

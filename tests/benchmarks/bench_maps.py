@@ -26,12 +26,12 @@ from PIL import Image
 from torch import Tensor
 
 from auditor import Subject, fit, open_data
-from auditor.auditing.map_comparison import KNOWN, compare_maps
+from auditor.auditing.map_comparison import DEFAULT_METHODS, compare_maps
 from tests.benchmarks.envelope import table, write
 from tests.benchmarks.photo_networks import imagenet_squeezenet
 
 EVERY, SURE = 19, 0.4
-METHODS = (*KNOWN, "gradient", "excitation")
+METHODS = (*DEFAULT_METHODS, "gradient", "excitation")
 
 
 def photos(root: Path, subject: Subject, n: int) -> list[tuple[str, Tensor, Tensor]]:
