@@ -118,6 +118,12 @@ MIRRORED_AT_LEAST = 0.9
 
 
 @functools.cache
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Every node of a module, walked once for all tests."""
+    return list(ast.walk(tree))
+
+
+@functools.cache
 def sources() -> dict[str, tuple[Path, ast.Module]]:
     """Every module by its import name, with its file and syntax tree."""
     modules = {}
@@ -141,10 +147,11 @@ def room_of(path: Path) -> str:
     return "/".join(parts[1:-1]) or ("door" if path.stem == "__init__" else path.stem)
 
 
-def imported(tree: ast.Module) -> set[str]:
+@functools.cache
+def imported(tree: ast.Module) -> frozenset[str]:
     """Modules imported anywhere in a file: lazily and for types too."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -152,7 +159,7 @@ def imported(tree: ast.Module) -> set[str]:
             names |= {
                 full if (full := f"{node.module}.{alias.name}") in sources() else node.module for alias in node.names
             }
-    return names
+    return frozenset(names)
 
 
 def rooms_named(sentence: str) -> set[str]:
@@ -196,7 +203,7 @@ def test_a_room_imports_what_it_may_use(room):
     for path, tree in sources().values():
         if room_of(path) != room:
             continue
-        for name in imported(tree) & set(sources()):
+        for name in imported(tree) & sources().keys():
             used = room_of(sources()[name][0])
             if used not in allowed and (shown(path), used) not in EDGES_THAT_STAY:
                 pytest.fail(f"{shown(path)} imports {name}; {room} may use {MAY_USE[room]}")
@@ -251,8 +258,8 @@ def kinds_named(path: Path) -> bool:
     """Whether a file names a kind: as a string of its own, or by importing from a kind's room."""
     if path.suffix != ".py":
         return re.search(rf"""["'`]({"|".join(KINDS)})["'`]""", path.read_text()) is not None
-    tree = ast.parse(path.read_text())
-    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    tree = next(tree for source, tree in sources().values() if source == path)
+    strings = {node.value for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return bool(strings & set(KINDS)) or any(
         name.startswith(tuple(f"auditor.explainers.{kind}" for kind in KINDS)) for name in imported(tree)
     )
@@ -279,7 +286,7 @@ def test_nothing_outside_a_kinds_folder_asks_an_explainer_what_it_is():
     assert any(asks_what_it_is(node) for node in ast.walk(ast.parse('getattr(case.explainer.config, "refits", 1)')))
     for path, tree in sources().values():
         if not any(kind_room in shown(path) for kind_room in KIND_ROOMS) and shown(path) not in KIND_TABLES:
-            asked = [ast.unparse(node) for node in ast.walk(tree) if asks_what_it_is(node)]
+            asked = [ast.unparse(node) for node in nodes(tree) if asks_what_it_is(node)]
             assert not asked, f"{shown(path)}: give the contract a method instead of {asked}"
 
 
@@ -287,7 +294,7 @@ def test_modules_and_functions_hold_one_thing():
     for path, tree in sources().values():
         assert path.stem not in ("utils", "helpers", "common", "misc"), path
         assert len(path.read_text().splitlines()) <= 600, path
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines, where = node.end_lineno - node.lineno + 1, f"{shown(path)}: {node.name}"
                 assert lines <= 60, f"{where} has {lines} lines"
@@ -296,7 +303,7 @@ def test_modules_and_functions_hold_one_thing():
 def names_given(tree: ast.Module) -> list[str]:
     """Every name that a module gives: to variables, attributes, names, functions and classes."""
     names = []
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             names.append(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -329,7 +336,7 @@ def test_tests_mirror_the_tree():
     modules = [
         path
         for path, tree in sources().values()
-        if path.stem != "__init__" and sum(isinstance(node, functions) for node in ast.walk(tree)) >= 2
+        if path.stem != "__init__" and sum(isinstance(node, functions) for node in nodes(tree)) >= 2
     ]
     bare = [p for p in modules if not (ROOT / "tests" / shown(p.parent) / f"test_{p.stem}.py").exists()]
     share = 1 - len(bare) / len(modules)
@@ -361,11 +368,10 @@ def test_every_file_that_a_text_names_exists():
             assert (ROOT / named).exists(), f"{shown(text)} names {named}, which does not exist"
 
 
-def prose(path: Path) -> str:
+def prose(path: Path, tree: ast.Module) -> str:
     """The docstrings and comments of a module, without inline code."""
-    source = path.read_text()
-    parts = [text for node in ast.walk(ast.parse(source)) if (text := docstring_of(node))]
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    parts = [text for node in nodes(tree) if (text := docstring_of(node))]
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
     parts += [token.string for token in tokens if token.type == tokenize.COMMENT]
     return re.sub(r"``[^`]*``|`[^`]*`", "", "\n".join(parts))
 
@@ -377,8 +383,8 @@ def docstring_of(node: ast.AST) -> str | None:
 
 def test_papers_are_cited_by_keys_that_the_list_has():
     listed = set(re.findall(r"^\| `\[(\w+)\]` \|", (ROOT / "docs" / "references.md").read_text(encoding="utf-8"), re.M))
-    for path, _ in sources().values():
-        text = prose(path)
+    for path, tree in sources().values():
+        text = prose(path, tree)
         cited = set(re.findall(r"(?<![\w\])])\[([A-Z][a-z]\w{2,}|[A-Z]{3,}\w*)\]", text)) - {"None", "True", "False"}
         assert cited <= listed, f"{shown(path)}: docs/references.md lacks {sorted(cited - listed)}"
         in_words = re.findall(r"\bet al\b|[A-Z][a-z]+ \(?(?:19|20)\d\d\b", text)

@@ -41,7 +41,7 @@ def gradient_times_input(subject: Subject, x: Tensor, targets: Tensor) -> Tensor
 
 
 def integrated_gradients(subject: Subject, x: Tensor, targets: Tensor, n_steps: int = 32) -> Tensor:
-    """Return x * mean of d logit / d x along the way from black, at the midpoints of ``n_steps`` pieces."""
+    """Return x * mean of d logit / d x along the way from black [IntegratedGradients], in ``n_steps`` pieces."""
     points = (torch.arange(n_steps) + 0.5) / n_steps
     total = torch.zeros_like(x)
     for a in points.tolist():
@@ -50,7 +50,7 @@ def integrated_gradients(subject: Subject, x: Tensor, targets: Tensor, n_steps: 
 
 
 def smooth_gradient(subject: Subject, x: Tensor, targets: Tensor, n_samples: int = 16, sigma: float = 0.15) -> Tensor:
-    """Return the mean of |d logit / d x| over noisy copies (SmoothGrad)."""
+    """Return the mean of |d logit / d x| over noisy copies [SmoothGrad]."""
     random = torch.Generator().manual_seed(0)
     total = torch.zeros_like(x)
     for _ in range(n_samples):
@@ -109,7 +109,7 @@ def last_map(subject: Subject) -> str:
 
 
 def occlusion(subject: Subject, x: Tensor, targets: Tensor, window: int | None = None) -> Tensor:
-    """Return how much the logit falls when a grey square covers the pixel, averaged over the squares that do."""
+    """Return how much the logit falls when a grey square covers the pixel, averaged over all such [Occlusion]."""
     _, _, h, w = x.shape
     window = window or max(1, min(h, w) // 8)
     stride = max(1, window // 2)

@@ -2,9 +2,9 @@
 
     u_i = R(row i of W = 0) - R,       faithfulness = Pearson correlation of u_i and |W_i| over the neurons of a layer
 
-R is the mean cross-entropy; the bias stays, so an ablated neuron puts out f(b_i) everywhere. Nothing below the layer is
-run again, images on which the neuron was silent anyway are left out, and in a perceptron the layers above answer all
-neurons at once (`auditor.kernels.networks.ablation`). The result equals that of the plain loop.
+As in [Framework]. R is the mean cross-entropy; the bias stays, so an ablated neuron puts out f(b_i) everywhere. Nothing
+below the layer is run again, images on which the neuron was silent anyway are left out, and in a perceptron the layers
+above answer all neurons at once (`auditor.kernels.networks.ablation`). The result equals that of the plain loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calibration: how far a model's confidence is from how often it is right.
+"""Calibration: how far a model's confidence is from how often it is right [Guo2017].
 
 With images in bins B of equal width by confidence p, of n images in all:
 

@@ -1,4 +1,9 @@
-"""How little the heatmaps of different x-features overlap: O1 and O2 of their correlation matrix."""
+"""How little the heatmaps of n x-features overlap: O1 and O2 of their correlation matrix P [XNN].
+
+    O1 = |P|_F - sqrt(n)               O2 = -log det P
+
+Both are 0 when no two maps are correlated, and grow with the correlations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sparsity and disentanglement of one layer's weights W, whose rows are neurons.
+"""Sparsity and disentanglement of one layer's weights W, whose rows are neurons [Framework].
 
     |W|_{p,q} = (sum_i |W_i|_p^q)^(1/q)               cos_ij = |<W_i, W_j>| / (|W_i| |W_j|)   for all pairs i < j
 

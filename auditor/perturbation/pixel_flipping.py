@@ -1,8 +1,9 @@
-"""Pixel flipping: judge a relevance map by what the network says when the least relevant cells turn into noise first.
+"""Pixel flipping: judge a relevance map by what the network says when its least relevant cells turn into noise.
 
-Cells are ordered by relevance ascending, ties broken at random. At step j the first j*g cells are replaced by uniform
-noise over [min(x), max(x)] and the rest kept; a good map keeps the class probability until few cells remain. The noise
-here is not the obfuscation a map was optimised for, as published: a map that only fits its own noise does not win.
+After [PixelFlipping], in the other direction: cells are ordered by relevance ascending, ties broken at random. At step
+j the first j*g cells are replaced by uniform noise over [min(x), max(x)] and the rest kept; a good map keeps the class
+probability until few cells remain. The noise here is not the obfuscation a map was optimised for, as published: a map
+that only fits its own noise does not win.
 """
 
 from __future__ import annotations
