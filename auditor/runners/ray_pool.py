@@ -13,15 +13,15 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from auditor.errors import ClusterError
-from auditor.runners.runner import Counted, Item, Result, Runner, Tally
+from auditor.runners.runner import Counted, Crew, Item, Result, Runner, Tally
 from auditor.runners.worker import Outcome, Welcome, Worker
 from auditor.subject import travel
 
@@ -76,7 +76,7 @@ class Pending:
 
 
 @dataclass
-class _Lost:
+class Lost:
     """Marks an item whose worker has ended."""
 
     why: str = field(default="")
@@ -88,20 +88,20 @@ class RayRunner(Runner):
     def __init__(self, ray: Any, options: PoolOptions) -> None:
         self._ray, self.options = ray, options
         self.tally = Tally()
-        self._hands: list[Hand] = []
+        self.hands: list[Hand] = []
         self._started = 0
         self._remote = ray.remote(_Actor)
         wanted = options.workers or self._room()
         starting = [self._start() for _ in range(wanted)]
         for hand in starting:
             self._admit(hand)
-        if not self._hands:
+        if not self.hands:
             raise ClusterError(f"cluster {options.address}: no worker started; it has {self._resources()}.")
 
     @property
     def n_workers(self) -> int:
         """How many workers there are now."""
-        return len(self._hands)
+        return len(self.hands)
 
     @property
     def is_remote(self) -> bool:
@@ -111,7 +111,7 @@ class RayRunner(Runner):
     def stream(self, work: Callable[[Item], Iterator[Result]], items: Iterable[Item]) -> Iterator[Result]:
         """Yield all that ``work(item)`` yields for every item, in the order of the items."""
         key, source = uuid4().hex, enumerate(items)
-        sent = self._sent(work)
+        sent = self.sent(work)
         pending: deque[Pending] = deque()
         is_more = True
         try:
@@ -132,14 +132,19 @@ class RayRunner(Runner):
 
     def close(self) -> None:
         """End all workers."""
-        for hand in self._hands:
+        for hand in self.hands:
             with suppress(Exception):
                 self._ray.kill(hand.actor)
-        self._hands = []
+        self.hands = []
 
-    # inside
+    def crew(self, make: Callable[[Any], Any], items: Sequence[Any]) -> AbstractContextManager[Crew]:
+        """Give members with a state of their own, spread over the workers."""
+        from auditor.runners.ray_crew import ray_crew
 
-    def _sent(self, work: Any) -> Any:
+        return ray_crew(self, make, items)
+
+    def sent(self, work: Any) -> Any:
+        """Return the reference of something in the object store."""
         try:
             return self._ray.put(work)
         except (TypeError, AttributeError) as error:
@@ -149,7 +154,7 @@ class RayRunner(Runner):
             ) from error
 
     def _submit(self, key: str, sent: Any, item: Any, number: int) -> Pending:
-        hand = min(self._hands, key=lambda h: len(h.queue))
+        hand = min(self.hands, key=lambda h: len(h.queue))
         pending = Pending(item, number, hand, hand.actor.run.remote(key, [sent], item))
         hand.queue.append(pending)
         return pending
@@ -157,14 +162,14 @@ class RayRunner(Runner):
     def _results(self, key: str, sent: Any, pending: deque[Pending]) -> Iterator[Any]:
         """Yield the parts of the first item; on the loss of its worker do it again elsewhere."""
         head = pending[0]
-        outcome = self._outcome(head.ref)
-        if isinstance(outcome, _Lost):
+        outcome = self.outcome(head.ref)
+        if isinstance(outcome, Lost):
             self._replace(head.hand, outcome.why, key, sent)
             return
-        self._relay(head.hand, outcome)
+        self.relay(head.hand, outcome)
         for k, stored in enumerate(outcome.parts[head.taken :]):
             part = self._fetched(stored)
-            if isinstance(part, _Lost):
+            if isinstance(part, Lost):
                 head.taken += k
                 self._replace(head.hand, part.why, key, sent)
                 return
@@ -175,14 +180,15 @@ class RayRunner(Runner):
         head.hand.queue.remove(head)
         pending.popleft()
 
-    def _outcome(self, ref: Any) -> Outcome | _Lost:
+    def outcome(self, ref: Any) -> Outcome | Lost:
+        """Return what a worker gave, or that it has ended."""
         from ray import exceptions
 
         try:
             outcome: Outcome = self._ray.get(ref)
             return outcome
         except (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError) as error:
-            return _Lost(_first_line(error))
+            return Lost(_first_line(error))
         except exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise cause from error
@@ -195,16 +201,12 @@ class RayRunner(Runner):
         try:
             return self._ray.get(stored.ref)
         except (exceptions.RayActorError, exceptions.ObjectLostError, exceptions.NodeDiedError) as error:
-            return _Lost(_first_line(error))
+            return Lost(_first_line(error))
 
     def _replace(self, gone: Hand, why: str, key: str, sent: Any) -> None:
         """Put another worker in the stead of one that ended, and give out its items again."""
-        self._hands.remove(gone)
-        self.tally.lost.append(gone.name)
-        log.warning("cluster: %s ended before its time (%s); its work is done again", gone.name, why)
-        with suppress(Exception):
-            self._ray.kill(gone.actor)
-        culprit = next((p for p in gone.queue if isinstance(self._outcome(p.ref), _Lost)), None)
+        self.bury(gone, why)
+        culprit = next((p for p in gone.queue if isinstance(self.outcome(p.ref), Lost)), None)
         if culprit is not None:  # what it was at when it ended; the others waited
             culprit.deaths += 1
             if culprit.is_over:
@@ -213,18 +215,35 @@ class RayRunner(Runner):
                     f"the last of them: {why}; look for an image there that takes too much memory, or give workers "
                     "more of it."
                 )
-        self._admit(self._start())
-        if not self._hands:
-            raise ClusterError(
-                f"cluster {self.options.address}: the last worker ended ({why}) and no other starts; run the command "
-                "again when the cluster has room."
-            )
+        self.admit_another(why)
         for waiting in gone.queue:
             again = self._submit(key, sent, waiting.item, waiting.number)
             again.hand.queue[-1] = waiting
             waiting.hand, waiting.ref = again.hand, again.ref
 
-    def _relay(self, hand: Hand, outcome: Outcome) -> None:
+    def renew(self, gone: Hand, why: str) -> None:
+        """Put another worker in the stead of one that ended."""
+        self.bury(gone, why)
+        self.admit_another(why)
+
+    def bury(self, gone: Hand, why: str) -> None:
+        """Note that a worker has ended."""
+        self.hands.remove(gone)
+        self.tally.lost.append(gone.name)
+        log.warning("cluster: %s ended before its time (%s); its work is done again", gone.name, why)
+        with suppress(Exception):
+            self._ray.kill(gone.actor)
+
+    def admit_another(self, why: str) -> None:
+        """Start a worker where one ended; the last one without a successor is an error."""
+        self._admit(self._start())
+        if not self.hands:
+            raise ClusterError(
+                f"cluster {self.options.address}: the last worker ended ({why}) and no other starts; run the command "
+                "again when the cluster has room."
+            )
+
+    def relay(self, hand: Hand, outcome: Outcome) -> None:
         """Write what a worker logged, with its name."""
         for level, name, text in outcome.lines:
             logging.getLogger(name).log(level, "%s: %s", hand.name, text)
@@ -264,7 +283,7 @@ class RayRunner(Runner):
         refusal = Welcome.here().refusal(theirs)
         if refusal:
             raise ClusterError(f"cluster {address}: {refusal}; install the same version on every node.")
-        self._hands.append(hand)
+        self.hands.append(hand)
 
     def _room(self) -> int:
         """Return how many workers the cluster has processors and GPUs for."""
@@ -306,14 +325,37 @@ class _Actor:
         import ray
 
         if not self.worker.knows(key):
-            try:
-                self.worker.learn(key, ray.get(sent[0]))
-            except ray.exceptions.RaySystemError:
-                refusal = travel.refusal()
-                if refusal is None:
-                    raise
-                return Outcome(error=refusal)
+            arrived = self._arrived(sent)
+            if isinstance(arrived, Outcome):
+                return arrived
+            self.worker.learn(key, arrived[0])
         return self.worker.run(key, item, lambda part: part if isinstance(part, Counted) else Elsewhere(ray.put(part)))
+
+    def enlist(self, key: str, number: int, sent: list[Any], threads: int) -> Outcome:
+        """Make a member of a crew of what was sent: how it is made, and its item."""
+        arrived = self._arrived(sent)
+        return arrived if isinstance(arrived, Outcome) else self.worker.enlist(key, number, arrived, threads)
+
+    def ask(self, key: str, number: int, method: str, sent: list[Any], threads: int) -> Outcome:
+        """Return what a member answers."""
+        arrived = self._arrived(sent)
+        return arrived if isinstance(arrived, Outcome) else self.worker.ask(key, number, method, arrived, threads)
+
+    def dismiss(self, key: str) -> None:
+        """Forget the members of a crew."""
+        self.worker.dismiss(key)
+
+    def _arrived(self, sent: list[Any]) -> list[Any] | Outcome:
+        """Fetch what was sent; what does not arrive as it was is refused."""
+        import ray
+
+        try:
+            return [ray.get(ref) for ref in sent]
+        except ray.exceptions.RaySystemError:
+            refusal = travel.refusal()
+            if refusal is None:
+                raise
+            return Outcome(error=refusal)
 
 
 def travelling(variables: Any) -> dict[str, str]:

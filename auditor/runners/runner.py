@@ -8,8 +8,8 @@ subject, tensors and numbers that it needs, with ``__call__(item)``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -96,6 +96,40 @@ class One(Generic[Item, Result]):
         yield self.work(item)
 
 
+class Crew(ABC):
+    """Members with a state of their own, each made of an item and living where a runner put it."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many members there are."""
+
+    @abstractmethod
+    def ask(self, method: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+        """Call a method of every member with the arguments, and with its own of ``each`` behind them.
+
+        The results are in the order of the members.
+        """
+
+
+class LocalCrew(Crew):
+    """Members in this process, asked one after the other.
+
+    >>> LocalCrew([[1], [2, 3]]).ask("index", each=[(1,), (3,)])
+    [0, 1]
+    """
+
+    def __init__(self, members: Sequence[Any]) -> None:
+        self._members = list(members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def ask(self, method: str, *arguments: Any, each: Sequence[tuple[Any, ...]] | None = None) -> list[Any]:
+        """Call a method of every member."""
+        rows = [()] * len(self._members) if each is None else each
+        return [getattr(m, method)(*arguments, *row) for m, row in zip(self._members, rows, strict=True)]
+
+
 class Runner(ABC):
     """Runs the parts of a computation."""
 
@@ -114,6 +148,10 @@ class Runner(ABC):
     @abstractmethod
     def stream(self, work: Callable[[Item], Iterator[Result]], items: Iterable[Item]) -> Iterator[Result]:
         """Yield all that ``work(item)`` yields for every item, in the order of the items; few results wait."""
+
+    @abstractmethod
+    def crew(self, make: Callable[[Item], Any], items: Sequence[Item]) -> AbstractContextManager[Crew]:
+        """Give members ``make(item)`` that keep a state of their own until the context ends."""
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yield ``work(item)`` for every item, in the order of the items.
@@ -146,6 +184,10 @@ class LocalRunner(Runner):
             for result in work(item):
                 self.tally.add("this process", result)
                 yield result
+
+    def crew(self, make: Callable[[Item], Any], items: Sequence[Item]) -> AbstractContextManager[Crew]:
+        """Give members in this process."""
+        return nullcontext(LocalCrew([make(item) for item in items]))
 
 
 @contextmanager

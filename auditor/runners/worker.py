@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.errors import AuditError, DataError
-from auditor.runners.runner import One
+from auditor.runners.runner import One, as_many_threads
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class Worker:
 
         torch.set_num_threads(threads)
         self._work: dict[str, Callable[[Any], Iterator[Any]]] = {}
+        self._members: dict[tuple[str, int], Any] = {}
 
     def welcome(self) -> Welcome:
         """Return what this process is."""
@@ -161,10 +162,45 @@ class Worker:
 
         Where an item has many, each is what ``store`` gives for it, so that memory holds one at a time.
         """
-        outcome, work = Outcome(), self._work[key]
-        try:
+        work = self._work[key]
+
+        def parts() -> Iterator[Any]:
             for part in work(item):
-                outcome.parts.append(part if isinstance(work, One) else store(part))
+                yield part if isinstance(work, One) else store(part)
+
+        return self._outcome(parts())
+
+    def enlist(self, key: str, number: int, made_of: Sequence[Any], threads: int) -> Outcome:
+        """Make a member of a crew, ``make(item)``; sums of large products depend on the threads."""
+
+        def parts() -> Iterator[Any]:
+            make, item = made_of
+            with as_many_threads(threads):
+                self._members[key, number] = make(item)
+            yield None
+
+        return self._outcome(parts())
+
+    def ask(self, key: str, number: int, method: str, arguments: Sequence[Any], threads: int) -> Outcome:
+        """Call a method of a member; ``arguments`` are tuples, one behind the other."""
+
+        def parts() -> Iterator[Any]:
+            with as_many_threads(threads):
+                yield getattr(self._members[key, number], method)(*(a for some in arguments for a in some))
+
+        return self._outcome(parts())
+
+    def dismiss(self, key: str) -> None:
+        """Forget the members of a crew."""
+        for name in [name for name in self._members if name[0] == key]:
+            del self._members[name]
+
+    def _outcome(self, parts: Iterator[Any]) -> Outcome:
+        """Return all parts and what was logged meanwhile; our own errors are part of what came."""
+        outcome = Outcome()
+        try:
+            for part in parts:
+                outcome.parts.append(part)
         except AuditError as error:
             outcome.error = error
         except FileNotFoundError as error:

@@ -15,53 +15,42 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from auditor.kernels.factorization.coordinate_descent import DEAD, sweep
+from auditor.kernels.factorization.coordinate_descent import sweep
+from auditor.kernels.factorization.coupled_columns import (
+    TINY,
+    CoupledColumns,
+    Latent,
+    Penalties,
+    Spread,
+    grams,
+    here,
+    tv_parts,
+)
 from auditor.kernels.factorization.nmf import Status
 from auditor.kernels.factorization.projection import project
 from auditor.kernels.factorization.starts import nndsvda
 
-TV_EPS = 1e-6
-TINY = 1e-30
-
-
-@dataclass(frozen=True)
-class Penalties:
-    """Weights of the terms of J; ``basis`` holds one per block. ``groups`` are labels of the examples, or none."""
-
-    basis: tuple[float, ...]
-    latent: float = 1.0
-    group: float = 0.0
-    tv: float = 0.0
-    ortho: float = 0.0
-    groups: Tensor | None = None  # (examples,) integer labels
-
-    def of_latent(self, F: Tensor) -> float:
-        """Return the terms of J that see F alone."""
-        value = self.latent * float(F.double().square().sum())
-        if self.group:
-            value += self.group * group_norm(F, self.groups)
-        if self.tv:
-            value += self.tv * float(_tv_steps(F).double().sum())
-        if self.ortho:
-            value += self.ortho * co_activation(F)
-        return value
-
 
 @dataclass(frozen=True)
 class CoupledState:
-    """One sweep of a solver."""
+    """One sweep of a solver; its F can be read until the sweep after the next."""
 
     t: int
     P: list[Tensor]
-    F: Tensor
+    latent: Latent
     objective: float
+
+    @property
+    def F(self) -> Tensor:
+        """The shared latent (rank, examples)."""
+        return self.latent.read(self.t)
 
 
 @dataclass(frozen=True)
@@ -78,58 +67,11 @@ class Coupling:
     dead: list[int] = field(default_factory=list)  # factors that no example uses
 
 
-def co_activation(F: Tensor) -> float:
-    """Return tr(F^T (1 1^T - I) F) = sum over examples of sum_{i != j} F_i F_j."""
-    F = F.double()
-    return float(F.sum(0).square().sum() - F.square().sum())
-
-
-def group_norm(F: Tensor, groups: Tensor | None) -> float:
-    """Return sum_g sum_i |F[i, g]|_2; without labels all examples are one group."""
-    return sum(float(F[:, members].double().norm(dim=1).sum()) for members in _members(F, groups))
-
-
-def shrink_group(v: Tensor, threshold: float) -> Tensor:
-    """Return the prox of  threshold * |.|_2  on the non-negative orthant, along the last axis: clip, then shrink."""
-    y: Tensor = v.clamp_min(0)
-    keep: Tensor = (1 - threshold / y.norm(dim=-1, keepdim=True).clamp_min(TINY)).clamp_min(0)
-    return y * keep
-
-
-def _members(F: Tensor, groups: Tensor | None) -> list[Tensor]:
-    if groups is None:
-        return [torch.arange(F.shape[1], device=F.device)]
-    return [(groups == label).nonzero()[:, 0].to(F.device) for label in sorted(set(groups.tolist()))]
-
-
-def _tv_steps(F: Tensor) -> Tensor:
-    return (F.diff(dim=1).square() + TV_EPS).sqrt()
-
-
-def _tv_parts(F: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (plus, minus), both >= 0, with plus - minus the gradient of the smoothed TV; steps frozen."""
-    weight = 1 / _tv_steps(F)
-    zero = torch.zeros_like(F[:, :1])
-    before, after = torch.cat([zero, weight], 1), torch.cat([weight, zero], 1)
-    left, right = torch.cat([zero, F[:, :-1]], 1), torch.cat([F[:, 1:], zero], 1)
-    return F * (before + after), left * before + right * after
-
-
-def _grams(X: Sequence[Tensor], P: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    return [p.T @ x for p, x in zip(P, X, strict=True)], [p.T @ p for p in P]
-
-
 def objective(
     X: Sequence[Tensor], P: Sequence[Tensor], F: Tensor, penalties: Penalties, energies: list[float]
 ) -> float:
     """Return J from Gram matrices; ``energies`` are |X_b|^2."""
-    B, H = _grams(X, P)
-    return _value(B, H, P, F, penalties, energies)
-
-
-def _value(
-    B: list[Tensor], H: list[Tensor], P: Sequence[Tensor], F: Tensor, penalties: Penalties, energies: list[float]
-) -> float:
+    B, H = grams(X, P)
     Fd = F.double()
     FF = Fd @ Fd.T
     value = penalties.of_latent(F)
@@ -139,51 +81,16 @@ def _value(
     return value
 
 
-def _basis_step(X: Tensor, P: Tensor, F: Tensor, FF: Tensor, l2: float, signed: bool, solver: str) -> Tensor:
-    XFt = X @ F.T
+def _basis_step(XFt: Tensor, P: Tensor, FF: Tensor, l2: float, signed: bool, solver: str) -> Tensor:
+    """Return the next basis from the sums X F^T and F F^T, float64."""
     eye = torch.eye(FF.shape[0], dtype=FF.dtype, device=FF.device)
     if signed:
-        ridge = (FF + l2 * eye).double()
-        inverse: Tensor = torch.linalg.pinv(ridge, hermitian=True)
-        return (XFt.double() @ inverse).to(P.dtype)
+        inverse: Tensor = torch.linalg.pinv(FF + l2 * eye, hermitian=True)
+        return (XFt @ inverse).to(P.dtype)
+    gram, XFt = (FF + l2 * eye).to(P.dtype), XFt.to(P.dtype)
     if solver == "mu":
-        return P * XFt / (P @ FF + l2 * P).clamp_min(TINY)
-    return sweep(P.T.contiguous(), XFt.T.contiguous(), FF + l2 * eye).T.contiguous()
-
-
-def _latent_step(
-    F: Tensor, B: list[Tensor], H: list[Tensor], signed: Sequence[bool], penalties: Penalties, solver: str
-) -> Tensor:
-    b, h = torch.stack(B).sum(0), torch.stack(H).sum(0)
-    eye = torch.eye(h.shape[0], dtype=h.dtype, device=h.device)
-    if penalties.group:
-        return _group_step(F, b, h + penalties.latent * eye + penalties.ortho * (1 - eye), penalties)
-    if solver == "hals" and not penalties.tv:
-        return sweep(F, b, h + penalties.latent * eye + penalties.ortho * (1 - eye))
-    num, den, exponent = b, h @ F, 1.0
-    if any(signed):
-        rise = [g.clamp_min(0) + (-k).clamp_min(0) @ F for g, k in zip(B, H, strict=True)]
-        fall = [(-g).clamp_min(0) + k.clamp_min(0) @ F for g, k in zip(B, H, strict=True)]
-        num, den, exponent = torch.stack(rise).sum(0), torch.stack(fall).sum(0), 0.5
-    if penalties.tv:
-        plus, minus = _tv_parts(F)
-        num, den = num + penalties.tv / 2 * minus, den + penalties.tv / 2 * plus
-    den = den + penalties.latent * F + penalties.ortho * (F.sum(0) - F)
-    return F * (num / den.clamp_min(TINY)) ** exponent
-
-
-def _group_step(F: Tensor, b: Tensor, h: Tensor, penalties: Penalties) -> Tensor:
-    """Minimise J exactly over each row of each group in turn (proximal HALS)."""
-    F = F.clone()
-    floor = float(h.diagonal().max()) * DEAD
-    for members in _members(F, penalties.groups):
-        part, target = F[:, members], b[:, members]
-        for i in range(F.shape[0]):
-            if h[i, i] > floor:
-                v = part[i] + (target[i] - h[i] @ part) / h[i, i]
-                part[i] = shrink_group(v, penalties.group / (2 * float(h[i, i])))
-        F[:, members] = part
-    return F
+        return P * XFt / (P @ gram).clamp_min(TINY)
+    return sweep(P.T.contiguous(), XFt.T.contiguous(), gram).T.contiguous()
 
 
 def sweeps(
@@ -196,34 +103,50 @@ def sweeps(
     solver: Literal["hals", "mu"] = "hals",
     normalise: Literal["none", "common", "per-block"] = "none",
     scale_rows: bool = False,
-) -> Iterator[CoupledState]:
-    """Yield the factors after every sweep. J falls as long as nothing is rescaled against its penalties."""
+    spread: Spread = here,
+) -> Generator[CoupledState, None, None]:
+    """Yield the factors after every sweep. J falls as long as nothing is rescaled against its penalties.
+
+    ``spread`` says where parts of the columns live: each keeps its columns of X and F, and gives sums.
+    """
     energies = [float(x.double().square().sum()) for x in X]
     P = list(P)
-    yield CoupledState(0, P, F, objective(X, P, F, penalties, energies))
-    for t in itertools.count(1):
-        FF = F @ F.T
-        P = [_basis_step(x, p, F, FF, l2, s, solver) for x, p, l2, s in zip(X, P, penalties.basis, signed, strict=True)]
-        B, H = _grams(X, P)
-        F = _latent_step(F, B, H, signed, penalties, solver)
-        value = _value(B, H, P, F, penalties, energies)
-        if normalise != "none" or scale_rows:
-            P, F = _rescaled(P, F, normalise, scale_rows)
-            value = objective(X, P, F, penalties, energies)
-        yield CoupledState(t, P, F, value)
+    columns, parts = Latent.parts(X, F, penalties, signed, solver)
+    with spread(CoupledColumns, parts) as crew:
+        latent = Latent(crew, columns, penalties)
+        latent.measure(0, P)
+        yield CoupledState(0, P, latent, latent.value(_own_grams(P), P, energies))
+        for t in itertools.count(1):
+            FF = latent.FF
+            P = [
+                _basis_step(latent.XFt(b), p, FF, l2, s, solver)
+                for b, (p, l2, s) in enumerate(zip(P, penalties.basis, signed, strict=True))
+            ]
+            latent.step(t, P)
+            if normalise != "none" or scale_rows:
+                P, factor = _rescaled(P, latent.row_means, normalise, scale_rows)
+                latent.scale(t, P, factor)
+            yield CoupledState(t, P, latent, latent.value(_own_grams(P), P, energies))
 
 
-def _rescaled(P: list[Tensor], F: Tensor, normalise: str, scale_rows: bool) -> tuple[list[Tensor], Tensor]:
+def _own_grams(P: Sequence[Tensor]) -> list[Tensor]:
+    return [p.T @ p for p in P]
+
+
+def _rescaled(P: list[Tensor], row_means: Tensor, normalise: str, scale_rows: bool) -> tuple[list[Tensor], Tensor]:
+    """Return the bases, and by what the rows of F are multiplied."""
+
     def safe(s: Tensor) -> Tensor:
         return torch.where(s > 0, s, torch.ones_like(s))
 
     if scale_rows:  # rows of F get mean one, their weight moves to the bases
-        r = safe(F.mean(1))
-        return [p * r for p in P], F / r[:, None]
+        r = safe(row_means.to(P[0]))
+        return [p * r for p in P], 1 / r
     if normalise == "common":  # one scale per factor: the norm of its stacked column
         s = safe(torch.stack([p.square().sum(0) for p in P]).sum(0).sqrt())
-        return [p / s for p in P], F * s[:, None]
-    return [p / safe(p.norm(dim=0)) for p in P], F  # as in [CoupledNMF]; nothing can make up for it in F
+        return [p / s for p in P], s
+    # as in [CoupledNMF]; nothing can make up for it in F
+    return [p / safe(p.norm(dim=0)) for p in P], torch.ones_like(P[0][0])
 
 
 def start(
@@ -300,6 +223,7 @@ def couple(
     max_iter: int = 300,
     tol: float = 1e-4,
     on_step: Callable[[int, float], None] | None = None,
+    spread: Spread = here,
 ) -> Coupling:
     """Factorize blocks of the same examples with one shared F. Stops when ten sweeps gain less than ``tol`` of J.
 
@@ -315,7 +239,9 @@ def couple(
     penalties = penalties or Penalties((1e-4,) * len(X))
     P, F = _balanced(*start(X, rank, seed, init, signed), penalties)
     P, F = (list(P0) if P0 is not None else P), (F0 if F0 is not None else F)
-    states = sweeps(X, P, F, penalties, signed=signed, solver=solver, normalise=normalise, scale_rows=scale_rows)
+    states = sweeps(
+        X, P, F, penalties, signed=signed, solver=solver, normalise=normalise, scale_rows=scale_rows, spread=spread
+    )
     best = next(states)
     history, status = [best.objective], Status.STEP_LIMIT
     monotone = normalise == "none" and not scale_rows
@@ -330,13 +256,14 @@ def couple(
         if len(history) > 10 and abs(history[-11] - history[-1]) <= tol * history[-1]:
             status = Status.CONVERGED
             break
+    F = best.F
+    states.close()  # the parts go
     errors = [
-        float((x - p @ best.F).norm() / x.norm()) if float(x.norm()) > 0 else 0.0
-        for x, p in zip(X, best.P, strict=True)
+        float((x - p @ F).norm() / x.norm()) if float(x.norm()) > 0 else 0.0 for x, p in zip(X, best.P, strict=True)
     ]
-    dead = (best.F.amax(1) == 0).nonzero()[:, 0].tolist()
-    kkt = kkt_residual(X, best.P, best.F, penalties, signed)
-    return Coupling(best.P, best.F, status, len(history) - 1, history, kkt, errors, dead)
+    dead = (F.amax(1) == 0).nonzero()[:, 0].tolist()
+    kkt = kkt_residual(X, best.P, F, penalties, signed)
+    return Coupling(best.P, F, status, len(history) - 1, history, kkt, errors, dead)
 
 
 def kkt_residual(
@@ -346,14 +273,14 @@ def kkt_residual(
 
     The group norm has no gradient at a zero row and is left out of F's side when it is used.
     """
-    B, H = _grams(X, P)
+    B, H = grams(X, P)
     FF = F @ F.T
     worst = 0.0
     if not penalties.group:
         grad = torch.stack(H).sum(0) @ F - torch.stack(B).sum(0) + penalties.latent * F
         grad = grad + penalties.ortho * (F.sum(0) - F)
         if penalties.tv:
-            plus, minus = _tv_parts(F)
+            plus, minus = tv_parts(F)
             grad = grad + penalties.tv / 2 * (plus - minus)
         scale = torch.stack(B).sum(0).abs().max().clamp_min(TINY)
         worst = float(torch.minimum(F / F.max().clamp_min(TINY), grad / scale).abs().max())

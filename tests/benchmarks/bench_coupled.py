@@ -24,7 +24,8 @@ from torch import nn
 
 from auditor.explainers.coupled.blocks import scale_of
 from auditor.explainers.coupled.latent_space import purity
-from auditor.kernels.factorization.coupled import Penalties, couple, start, sweeps
+from auditor.kernels.factorization.coupled import couple, start, sweeps
+from auditor.kernels.factorization.coupled_columns import Penalties
 from auditor.kernels.networks.linear_cka import linear_cka
 
 LAMBDAS = (1.0, 0.1, 0.01, 0.001)

@@ -28,8 +28,6 @@ from auditor.explainers.contributions import contributions
 from auditor.explainers.coupled.blocks import (
     Block,
     WholeLayout,
-    layer_rows,
-    pixel_rows,
     pooled_grid,
     scale_of,
     unpooled,
@@ -44,15 +42,16 @@ from auditor.explainers.coupled.latent_space import (
     one_dimensional_order,
     purity,
 )
+from auditor.explainers.coupled.reading import read, rows_of
 from auditor.explainers.coupled.superclasses import read_superclasses
 from auditor.explainers.explanation import Concept, Explanation, class_scores
-from auditor.explainers.fitted_images import FittedImages
-from auditor.explainers.gallery import CROP, Gallery, Shot
-from auditor.explainers.layer_activations import check_varies
-from auditor.kernels.factorization.coupled import Coupling, Penalties, couple, project_coupled
+from auditor.explainers.gallery import Gallery, Shot
+from auditor.kernels.factorization.coupled import Coupling, couple, project_coupled
+from auditor.kernels.factorization.coupled_columns import Penalties
 from auditor.kernels.networks.linear_cka import linear_cka
 from auditor.network.above_layer import prepare_above_layer
 from auditor.progress import Progress, silent
+from auditor.runners.runner import current
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
@@ -139,7 +138,12 @@ class CoupledExplainer(Explainer):
         if layer not in names:
             names.append(layer)
         self.blocks_ = _blocks(subject, names, cfg)
-        X, held_X, fitted, held, images = self._gather(subject, data, progress)
+        drawn = self._drawn(data)
+        layers = tuple(self.layers())
+        learned, reported, images = read(
+            subject, drawn, tuple(self.blocks_), layers, cfg.held_out_every, cfg.batch_size, progress
+        )
+        X, held_X, fitted, held = learned.blocks, reported.blocks, learned.examples, reported.examples
         self.label_names_ = _foreign_labels(subject, data, fitted)
         shown = fitted.labels if self.label_names_ is None else fitted.source_labels
         self.superclasses_ = self._superclasses(subject)
@@ -175,7 +179,7 @@ class CoupledExplainer(Explainer):
         small = torch.nn.functional.adaptive_avg_pool2d(thumbs, THUMB)
         self.thumbs_ = (small * 255).round().clamp(0, 255).to(torch.uint8)
         self._measure(subject, self._scaled(held_X) if len(held) else X, held if len(held) else fitted, progress)
-        self.record_fit(subject, data, layer, images)
+        self.record_fit(subject, data, layer, images, drawn)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:
@@ -290,15 +294,7 @@ class CoupledExplainer(Explainer):
 
     def _rows(self, subject: Subject, x: Tensor, logits: Tensor, outputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the blocks of a batch as (rows, examples), not yet divided by their scales."""
-        rows = []
-        for b in self.blocks_:
-            if b.layer is not None:
-                rows.append(layer_rows(outputs[b.layer], subject.layout(b.layer), b.grid))
-            elif b.name == "logits":
-                rows.append(logits.T.contiguous())
-            else:
-                rows.append(pixel_rows(x, int(b.name.partition(" ")[2]), b.grid))
-        return [r.float().cpu() for r in rows]
+        return rows_of(tuple(self.blocks_), subject, x, logits, outputs)
 
     def _scaled(self, X: list[Tensor]) -> list[Tensor]:
         return [x / b.scale for x, b in zip(X, self.blocks_, strict=True)]
@@ -317,45 +313,14 @@ class CoupledExplainer(Explainer):
         except ValueError as error:
             raise NumericsError(str(error)) from error
 
-    def _gather(
-        self, subject: Subject, data: Data, progress: Progress
-    ) -> tuple[list[Tensor], list[Tensor], Batch, Batch, FittedImages]:
-        """Return blocks and small images of the fitted and of the held-out examples, and which they are."""
+    def _drawn(self, data: Data) -> Data:
+        """Return the part of the data that is read: so many images to learn from, and those held out beside them."""
         cfg: CoupledConfig = self.config
         total = len(data)
         order = torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))
         chosen = torch.zeros(total, dtype=torch.bool)
         chosen[order[: cfg.max_images + cfg.max_images // cfg.held_out_every]] = True
-        images = FittedImages.each(int(chosen.sum()), cfg.held_out_every).among(chosen)
-        parts: dict[bool, list[list[Tensor]]] = {True: [], False: []}
-        examples: dict[bool, list[Batch]] = {True: [], False: []}
-        start = 0
-        with torch.no_grad():
-            for whole in data.batches(subject, cfg.batch_size):
-                window = slice(start, start + len(whole))
-                keep, start = chosen[window], window.stop
-                progress("reading activations", start, total)
-                if not bool(keep.any()):
-                    continue
-                batch = whole.take(keep)
-                logits, outputs = subject.run(batch.images, self.layers())
-                rows = self._rows(subject, batch.images, logits, outputs)
-                hold = images.report[window][keep]
-                for held in (True, False):
-                    mask = hold if held else ~hold
-                    if bool(mask.any()):
-                        parts[held].append([r[:, mask] for r in rows])
-                        part = batch.take(mask)
-                        small = part.images if held else torch.nn.functional.adaptive_avg_pool2d(part.images, CROP)
-                        examples[held].append(Batch(small, part.labels, part.ids, part.source_labels))
-        blocks = {h: [torch.cat(column, dim=1) for column in zip(*parts[h], strict=True)] for h in (True, False)}
-        for b, x in zip(self.blocks_, blocks[False], strict=True):
-            if not bool(torch.isfinite(x).all()):
-                raise NumericsError(f"coupled: block {b.name!r} has NaN or infinite values; correct the model first.")
-            if b.layer is not None:
-                check_varies(b.layer, x)
-        both = _join(examples[False], subject), _join(examples[True], subject)
-        return blocks[False], blocks[True], *both, images.first(start)
+        return data if bool(chosen.all()) else data.only(chosen)
 
     def _label_of(self, example: int) -> dict[str, Any]:
         """Return what an answer says of the label of a fitted example: its class, or the data's own name of it."""
@@ -394,6 +359,7 @@ class CoupledExplainer(Explainer):
                 max_iter=cfg.max_iter,
                 tol=cfg.tol,
                 on_step=lambda t, _: progress("coupling", t, cfg.max_iter),
+                spread=current().crew,
             )
         except ValueError as error:
             raise NumericsError(f"{error}") from error
@@ -548,16 +514,6 @@ def _blocks(subject: Subject, layers: list[str], cfg: CoupledConfig) -> list[Blo
     if cfg.logits:
         blocks.append(Block("logits", None, subject.n_classes, (1, 1)))
     return blocks
-
-
-def _join(batches: list[Batch], subject: Subject) -> Batch:
-    if not batches:
-        return Batch(torch.zeros(0, *subject.input_shape), torch.zeros(0, dtype=torch.int64), [])
-    ids = [name for b in batches for name in b.ids]
-    images, labels, source_labels = (
-        torch.cat([getattr(b, part) for b in batches]) for part in ("images", "labels", "source_labels")
-    )
-    return Batch(images, labels, ids, source_labels)
 
 
 def _foreign_labels(subject: Subject, data: Data, fitted: Batch) -> tuple[str, ...] | None:

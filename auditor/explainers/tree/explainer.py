@@ -21,10 +21,9 @@ from pydantic import Field
 from torch import Tensor
 
 from auditor.data.source import Data, open_data
-from auditor.errors import DataError, NumericsError
+from auditor.errors import NumericsError
 from auditor.explainers.base import Explainer, ExplainerConfig, FurtherOutput, HoldOutConfig, Reads
 from auditor.explainers.explanation import Concept, Explanation, class_scores
-from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.tree.attribute_fidelity import fidelity_metrics
 from auditor.explainers.tree.decision_path import Boxes, Decision, decisions, tree_from_json, tree_to_json
@@ -38,6 +37,7 @@ from auditor.explainers.tree.intersection_training import (
     train,
 )
 from auditor.explainers.tree.quantised_features import Backbone, Representation
+from auditor.explainers.tree.reading import ReadExamples, prototypes, read
 from auditor.kernels.trees.tree import Tree, TreeLimits, fit_tree
 from auditor.metrics.attribute_probe import read_attributes
 from auditor.network.aten_graph import graph_of
@@ -130,11 +130,13 @@ class TreeExplainer(Explainer):
         backbone = Backbone(subject, layer, pooling=cfg.pooling, trainable=cfg.fine_tune)
         drawn = data.spaced(cfg.max_images, cfg.seed)
         some = data.only(drawn)
-        examples, predicted, labelled, parts, ids = self._read(subject, some, backbone, progress)
+        material = read(subject, some, backbone, cfg.held_out_every, cfg.batch_size, progress)
+        self._class_names = subject.class_names
+        examples, parts = material.examples, material.parts
         parts.warn_if_few(self.kind, "when to stop")
         marks = None
         if cfg.attributes is not None:  # read before the training, which takes minutes
-            names = [ids[i] for i in parts.report.nonzero()[:, 0].tolist()]
+            names = [material.ids[i] for i in parts.report.nonzero()[:, 0].tolist()]
             of = examples.y[parts.report], subject.class_names
             marks = read_attributes(cfg.attributes, names, *of, cfg.threshold).values
         fitted = examples.rows(parts.learn)
@@ -172,10 +174,10 @@ class TreeExplainer(Explainer):
         self._backbones.clear()
         self._depth_limit = depth
         reported = examples.rows(parts.report)
-        self._measure(fitted, reported, predicted[parts.report], backbone, labelled)
+        self._measure(fitted, reported, material.predicted[parts.report], backbone, material.is_labelled)
         if marks is not None:
             self.metrics |= fidelity_metrics(codes_of(self.net_, backbone, reported.x)[0], marks, cfg.bits)
-        self._keep_prototypes(subject, some, backbone, progress)
+        self.gallery_ = self._prototypes(subject, some, backbone, material)
         self.record_fit(subject, data, layer, parts, some)
         return self
 
@@ -377,54 +379,6 @@ class TreeExplainer(Explainer):
         self._backbones[subject] = backbone
         return backbone
 
-    def _read(
-        self, subject: Subject, data: Data, backbone: Backbone, progress: Progress
-    ) -> tuple[TreeExamples, Tensor, bool, FittedImages, list[str]]:
-        """Return all rows, the model's predictions, whether all have labels, which part each is of, and their names."""
-        cfg: TreeConfig = self.config
-        xs, ys, predictions, ids = [], [], [], []
-        n = 0
-        for batch in data.batches(subject, cfg.batch_size):
-            with torch.no_grad():
-                logits, outputs = subject.run(batch.images, [backbone.layer])
-            x = backbone.pool(outputs[backbone.layer])
-            bad = int((~torch.isfinite(x)).any(1).sum())
-            if bad:
-                raise NumericsError(
-                    f"layer {backbone.layer!r}: {bad} of {len(batch)} images give NaN or infinite features (batch that "
-                    f"starts with {batch.ids[0]}); correct the model or its preprocessing first."
-                )
-            xs.append(x if backbone.module is None else batch.images)
-            ys.append(batch.labels)
-            ids += batch.ids
-            predictions.append(logits.argmax(1).cpu())
-            n += len(batch)
-            progress("reading features", n, len(data))
-        x, y, predicted = (torch.cat(parts) for parts in (xs, ys, predictions))
-        labelled = bool((y >= 0).all())
-        if not labelled:
-            log.warning(
-                "tree: %d of %d images have no label; the model's predictions are learned", int((y < 0).sum()), n
-            )
-            y = predicted
-        if int(y.max()) >= subject.n_classes:
-            raise DataError(
-                f"tree: labels must be 0 to {subject.n_classes - 1} like the model's classes, got {int(y.max())}."
-            )
-        classes = torch.unique(y)
-        if len(classes) < 2:
-            raise DataError(
-                f"tree: all {len(y)} images are of one class ({subject.class_names[int(classes[0])]}); a tree needs at "
-                "least two classes to separate: give data with more."
-            )
-        parts = FittedImages.each(len(y), cfg.held_out_every, choose=True)
-        if not bool(parts.report.any()) or len(y) < 4:
-            raise DataError(
-                f"tree: {len(y)} images are too few to hold some out; give at least {max(cfg.held_out_every, 4)}."
-            )
-        self._class_names = subject.class_names
-        return TreeExamples(x, y), predicted, labelled, parts, ids
-
     def _measure(
         self, fitted: TreeExamples, reported: TreeExamples, predicted: Tensor, backbone: Backbone, labelled: bool
     ) -> None:
@@ -462,25 +416,14 @@ class TreeExplainer(Explainer):
         if 2**self.tree_.depth < len(torch.unique(fitted.y)) and cfg.depth is not None:
             log.warning("tree: depth %d cannot separate %d classes", cfg.depth, len(torch.unique(fitted.y)))
 
-    def _keep_prototypes(self, subject: Subject, data: Data, backbone: Backbone, progress: Progress) -> None:
-        """Keep, per leaf, the images in it of which the network is surest."""
-        cfg: TreeConfig = self.config
+    def _prototypes(self, subject: Subject, data: Data, backbone: Backbone, of: ReadExamples) -> Gallery:
+        """Return, per leaf, the images in it of which the network is surest."""
         leaves = Boxes.of(self.tree_).leaves
         classes = self.tree_.value[leaves].argmax(1)
-        gallery = Gallery(len(leaves), cfg.prototypes, (1, 1))
-        n = 0
-        for batch in data.batches(subject, cfg.batch_size):
-            with torch.no_grad():
-                v = self.net_.codes(backbone.inputs(batch.images))
-                sure = torch.softmax(self.net_.logits(v), dim=1).cpu()
-            index = np.searchsorted(leaves, self.tree_.apply(v.to(torch.uint8).numpy(force=True)))
-            scores = torch.zeros(len(batch), len(leaves), 1)
-            rows = torch.arange(len(batch))
-            scores[rows, torch.from_numpy(index), 0] = sure[rows, torch.from_numpy(classes[index])].float()
-            gallery.offer(batch, scores)
-            n += len(batch)
-            progress("finding prototypes", n, len(data))
-        self.gallery_ = gallery
+        codes, sure = codes_of(self.net_, backbone, of.examples.x)
+        index = np.searchsorted(leaves, self.tree_.apply(codes))
+        surest = sure.cpu()[torch.arange(len(sure)), torch.from_numpy(classes[index])]
+        return prototypes(subject, data, of, index, surest, len(leaves), self.config.prototypes)
 
     def _concepts(
         self, path: list[Decision], codes: Any, on_path: list[int], maps: Sequence[Tensor | None]

@@ -5,17 +5,8 @@ from scipy.optimize import nnls
 from sklearn.decomposition import NMF
 
 from auditor.kernels.factorization.coordinate_descent import sweep
-from auditor.kernels.factorization.coupled import (
-    Penalties,
-    co_activation,
-    couple,
-    group_norm,
-    kkt_residual,
-    project_coupled,
-    shrink_group,
-    start,
-    sweeps,
-)
+from auditor.kernels.factorization.coupled import couple, kkt_residual, project_coupled, start, sweeps
+from auditor.kernels.factorization.coupled_columns import Penalties, co_activation, group_norm, shrink_group
 
 
 def blocks(n=31, sizes=(13, 17, 5), rank=4, seed=0, noise=0.2):
