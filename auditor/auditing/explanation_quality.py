@@ -12,8 +12,8 @@ Every measure goes through ``Explainer.explain``, so it fits any kind; what does
 ``flip_gain``          up          by how much ``flip_area`` beats a random map on the same image; null 0
 ``noise_c2``           down        largest change of the contributions per change of the image, within a radius
 ``noise_similarity``   up          mean correlation of explanations before and after that noise
-``orthogonality``      down        O1 of the concepts' heatmaps in one image; null: the same maps, shuffled
-``locality``           down        entropy of a concept's heatmap over a 4 x 4 grid; null: evenly spread, log 16
+``heatmap_overlap``    down        O1 of the concepts' heatmaps in one image; null: the same maps, shuffled
+``heatmap_spread``     down        entropy of one image's heatmap over a 4 x 4 grid; null: evenly spread, log 16
 ``randomisation``      down        correlation of explanations with those of the model with all weights shuffled
 ``basis_stability``    up          how well a re-fit finds the same concepts
 ``grouping_purity``    up          purity of groups of images made from the contributions alone; null: shuffled
@@ -205,7 +205,7 @@ def flip_cells(shape: tuple[int, int, int]) -> Partition:
 
 
 def shape_of_maps(case: Case) -> dict[str, Measure]:
-    """Return orthogonality and locality of the concepts' heatmaps, per image."""
+    """Return overlap and spread of the concepts' heatmaps, per image (those of [XNN] are of a whole data set)."""
     parts = grid_parts((LOCALITY_SIDE, LOCALITY_SIDE))
     generator = torch.Generator().manual_seed(case.seed)
     overlap, null, spread = [], [], []
@@ -228,7 +228,7 @@ def shape_of_maps(case: Case) -> dict[str, Measure]:
     n = len(case.explanations)
     chance = sum(null) / len(null) if null else None
     results = {}
-    for name, values, base in (("orthogonality", overlap, chance), ("locality", spread, math.log(16))):
+    for name, values, base in (("heatmap_overlap", overlap, chance), ("heatmap_spread", spread, math.log(16))):
         if not values:
             results[name] = skipped(reason if not spread else "fewer than two concepts have a heatmap", "down")
         else:
@@ -284,7 +284,7 @@ GROUPS: Mapping[str, Group] = {
     "flipping": Group(flips, FLIPS, _flip_passes),
     "randomisation": Group(randomisation, {"randomisation": "down"}, _randomisation_passes),
     "noise": Group(noise, {"noise_c2": "down", "noise_similarity": "up"}, _noise_passes),
-    "heatmaps": Group(shape_of_maps, {"orthogonality": "down", "locality": "down"}),
+    "heatmaps": Group(shape_of_maps, {"heatmap_overlap": "down", "heatmap_spread": "down"}),
     "basis": Group(basis, {"basis_stability": "up"}, _basis_passes),
     "groups": Group(group_ablation, group_ablation_names, group_ablation_passes),
     "grouping": Group(grouping, grouping_names),

@@ -43,8 +43,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "flip_gain": ("gain over a random map", "by how much the pixel-flip area beats a random map on the same image"),
     "noise_c2": ("reaction to noise", "largest change of the contributions per small change of the image"),
     "noise_similarity": ("alike under noise", "correlation of explanations before and after a little noise"),
-    "orthogonality": ("overlap of heatmaps", "how much heatmaps of different concepts repeat each other; 0 not at all"),
-    "locality": ("spread of heatmaps", "entropy of a heatmap over a 4 x 4 grid; small is one place"),
+    "heatmap_overlap": ("overlap of heatmaps", "how much an image's heatmaps repeat each other; 0 not at all"),
+    "heatmap_spread": ("spread of heatmaps", "entropy of one image's heatmap over a 4 x 4 grid; small is one place"),
     "randomisation": ("survives destroyed weights", "correlation with explanations of the model with shuffled weights"),
     "basis_stability": ("same concepts again", "how well re-fits from other starts find the same concepts"),
     "fidelity": ("attribute fidelity", "how well single codes of the tree's features stand for attributes, by F1"),
@@ -115,8 +115,9 @@ DRIFT = frozenset({"similarity", "null_low", "retraining_low", "alarm", "born", 
 EXPLAINER = frozenset(
     {
         *("f_cls", "f_reg", "completeness_gap", "residual_share", "flip_area", "deletion_area", "flip_gain"),
-        *("noise_c2", "noise_similarity", "orthogonality", "locality", "randomisation", "basis_stability", "verified"),
+        *("noise_c2", "noise_similarity", "heatmap_overlap", "heatmap_spread", "randomisation", "basis_stability"),
         *("group_dominance", "group_ablation", "group_ablation_without_residual", "grouping_purity", "fidelity"),
+        "verified",
     }
 )
 DRIFT_DIRECTION = {
@@ -145,6 +146,20 @@ def split(name: str) -> tuple[str, str, str]:
     if family == "model" and slash and head != "accuracy" and head.partition("/")[0] != "reliance":
         return family, head, tail
     return family, "", rest
+
+
+# What the papers call orthogonality and locality is of a whole data set (`auditor xnn-table`); an audit's is per image
+FORMER = {"orthogonality": "heatmap_overlap", "locality": "heatmap_spread"}
+
+
+def current(name: str) -> str:
+    """Return what a metric is called now, of a name that a policy of an earlier release may have.
+
+    >>> current("explainer/heads/locality"), current("model/accuracy")
+    ('explainer/heads/heatmap_spread', 'model/accuracy')
+    """
+    family, owner, metric = split(name)
+    return f"{family}/{owner}/{FORMER[metric]}" if family == "explainer" and metric in FORMER else name
 
 
 def words(name: str) -> tuple[str, str]:

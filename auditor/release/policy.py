@@ -41,6 +41,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from auditor.errors import OptionError
+from auditor.metrics.names import current
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -190,7 +191,8 @@ def parse_policy(text: str, name: str = "policy") -> Policy:
         )
     digest = hashlib.sha256(text.encode()).hexdigest()
     names = tuple(document.explainers)
-    return Policy(document.limits, names, digest, name, pins=document.pins, signers=document.signers)
+    limits = {current(metric): limit for metric, limit in document.limits.items()}
+    return Policy(limits, names, digest, name, pins=document.pins, signers=document.signers)
 
 
 def in_words(policy: Policy) -> list[str]:

@@ -38,14 +38,14 @@ TRAINING = {
     "flip_gain": 0.5,
     "noise_c2": 0.75,
     "noise_similarity": 0.05,
-    "orthogonality": 0.3,
-    "locality": 0.05,
+    "heatmap_overlap": 0.3,
+    "heatmap_spread": 0.05,
     "basis_stability": 0.15,
 }
 ROUNDING = 1e-9
 # Metrics of which less is better only so far: heatmaps that stare at one spot, a layer that no longer reacts. The share
 # of the value is by how much less it may become.
-BOTH_WAYS = {"locality": 0.25, "c1_local": 0.5, "c1_certified": 0.5}
+BOTH_WAYS = {"heatmap_spread": 0.25, "c1_local": 0.5, "c1_certified": 0.5}
 # A certified bound is at least what was reached; beyond this many times that, it says nothing of the model.
 MOST_SLACK = 100.0
 REACHED = {"c1_certified": ("c1_local", "c1_sampled"), "c2_certified": ("c2_local", "c2_sampled")}

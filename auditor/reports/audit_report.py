@@ -22,7 +22,7 @@ from auditor.reports.drawings import bars, histogram, interval, number
 
 FAITHFUL = ("f_cls", "f_reg", "residual_share", "completeness_gap", "flip_area", "deletion_area", "flip_gain")
 STABLE = ("noise_similarity", "noise_c2", "randomisation", "basis_stability")
-SHAPE = ("orthogonality", "locality", "grouping_purity")
+SHAPE = ("heatmap_overlap", "heatmap_spread", "grouping_purity")
 TOGETHER = ("group_dominance", "group_ablation", "group_ablation_without_residual")
 SHOWN = (
     *("mean_abs_weight", "near_zero_share", "cosine_max", "cosine_median", "cosine_share_below"),

@@ -101,7 +101,7 @@ def test_some_checks_of_one_explainer_within_a_time(cli, shown):
     assert "time: " in result.stdout
     audit = cli.json(*options, "--checks", "heatmaps")
     assert audit["metrics"]["explainer/heads/f_cls"]["status"] == "skipped"
-    assert audit["metrics"]["explainer/heads/locality"]["status"] == "passed"
+    assert audit["metrics"]["explainer/heads/heatmap_spread"]["status"] == "passed"
     assert audit["verdict"]["level"] != "good"
     assert audit["not_measured"]["reliance"] == "the audit was asked for other checks (--checks)"
     assert [c["check"] for c in audit["cost"]] == ["performance", "heatmaps"]

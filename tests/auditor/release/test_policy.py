@@ -73,6 +73,13 @@ def test_changes_and_drift_need_a_baseline(limits, baseline, drift):
     assert (policy.needs_baseline, policy.needs_drift) == (baseline, drift)
 
 
+def test_limits_by_former_names_are_limits_on_the_same_metric():
+    policy = parse_policy('[limits."explainer/heads/locality"]\nmax = 2\n[limits."model/locality"]\nmax = 1')
+    assert set(policy.limits) == {"explainer/heads/heatmap_spread", "model/locality"}
+    assert can_exist("explainer/heads/heatmap_spread", {"heads"})
+    assert not can_exist("explainer/heads/locality", {"heads"})
+
+
 def test_a_limit_cannot_be_changed_later():
     limit = Limit(min=0.5)
     with pytest.raises(ValidationError):

@@ -76,15 +76,15 @@ def test_reliance_is_limited_to_what_is_allowed_and_not_to_what_is():
     assert "jay" not in text
 
 
-@pytest.mark.parametrize("metric", ["explainer__c__locality", "model__c1_local"])
+@pytest.mark.parametrize("metric", ["explainer__c__heatmap_spread", "model__c1_local"])
 def test_what_can_be_too_good_is_limited_on_both_sides(metric):
     limits = parse_policy(draft_policy(audit_with(**{metric: Measure(1.6, 1.5, 1.7, 40, direction="down")}))).limits
     (limit,) = limits.values()
     assert limit.min < 1.5
-    assert limit.min > 0.89 or metric != "explainer__c__locality"  # a plate took it from 1.60 to 0.89
+    assert limit.min > 0.89 or metric != "explainer__c__heatmap_spread"  # a plate took it from 1.60 to 0.89
     assert limit.max > 1.6
     wide = Measure(1.6, 0.2, 1.7, 4, direction="down")
-    assert other_limit_of("explainer/c/locality", wide) == pytest.approx(1.6 - 1.5 * 1.4, abs=1e-3)
+    assert other_limit_of("explainer/c/heatmap_spread", wide) == pytest.approx(1.6 - 1.5 * 1.4, abs=1e-3)
     assert other_limit_of("explainer/c/f_reg", wide) is None
 
 
