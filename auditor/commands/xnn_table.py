@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, example, reports_errors
@@ -14,7 +16,7 @@ from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, e
 @click.argument("model")
 @click.option("--data", required=True, help="Images to fit and measure on; see auditor --help.")
 @LABELS
-@click.option("--layer", help="Vector layer the heads attach to; default: the last below the logits.")
+@click.option("--layer", help="Layer the heads attach to; default: the last below the logits.")
 @click.option("--target", help="One class; default: all that have examples.")
 @click.option("--methods", help="Comma-separated; default: srae,nn,sae,cae,lasso,z,1-heatmap.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="An option of kind xnn; may be repeated.")
@@ -26,6 +28,7 @@ from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, e
 @click.option("--masking", default="", help="Comma-separated pixels kept of the union of a method's heatmaps.")
 @click.option("--layers", "deep", default="", help="Comma-separated: a row per layer, of heads on it.")
 @click.option("--boxes", help="CSV of their bounding boxes: image,x,y,width,height; what is outside is one more part.")
+@click.option("--figures", type=click.Path(path_type=Path), help="Folder for pictures: parts, cells, heat per part.")
 @LIMIT
 @SEED
 @PICKLE
@@ -43,6 +46,7 @@ def xnn_table(
     lasso_alphas: str,
     masking: str,
     deep: str,
+    figures: Path | None,
     layer: str | None,
     target: str | None,
     methods: str | None,
@@ -83,6 +87,8 @@ def xnn_table(
         lasso_alphas=tuple(_numbers("--lasso-alphas", lasso_alphas)),
         folds=folds,
         masking=tuple(int(m) for m in _numbers("--masking", masking)),
+        figures=figures,
+        part_names=annotated.names if annotated is not None else (),
     )
     with Bar() as bar:
         if deep:

@@ -119,9 +119,19 @@ def context_share(heatmap: Tensor, box: Box) -> float:
     return float(heatmap[~box_mask(box, (heatmap.shape[0], heatmap.shape[1]))].sum()) / whole
 
 
-def part_masks(
-    data: Data, pre: Preprocessing, parts: str | Path, boxes: str | Path | None = None
-) -> Callable[[str, tuple[int, int]], Tensor]:
+@dataclass(frozen=True, slots=True)
+class PartMasks:
+    """Soft masks (parts, height, width) of an image by its id and a size, and what the parts are called."""
+
+    masks_of: Callable[[str, tuple[int, int]], Tensor]
+    names: tuple[str, ...]
+
+    def __call__(self, image_id: str, size: tuple[int, int]) -> Tensor:
+        """Return the masks of one image."""
+        return self.masks_of(image_id, size)
+
+
+def part_masks(data: Data, pre: Preprocessing, parts: str | Path, boxes: str | Path | None = None) -> PartMasks:
     """Return a function from image id and size to masks (parts + 1, height, width), the last being the context.
 
     Without ``boxes`` the whole image counts as the object.
@@ -156,10 +166,10 @@ def part_masks(
         scaled = None if frame is None else (frame[0] * sx, frame[1] * sy, frame[2] * sx, frame[3] * sy)
         return voronoi_parts(at * torch.tensor([sx, sy], dtype=torch.float64), size, scaled)
 
-    return masks
+    return PartMasks(masks, (*names, "context"))
 
 
-def object_masks(data: Data, pre: Preprocessing, folder: str | Path) -> Callable[[str, tuple[int, int]], Tensor]:
+def object_masks(data: Data, pre: Preprocessing, folder: str | Path) -> PartMasks:
     """Return a function from image id and size to object masks (objects, height, width), from a folder of label images.
 
     ``folder`` has a PNG per image under the image's own path, as large as the image; the value of a pixel is the number
@@ -196,7 +206,7 @@ def object_masks(data: Data, pre: Preprocessing, folder: str | Path) -> Callable
             labels = torch.from_numpy(np.array(mask.resize(size[::-1], Image.Resampling.NEAREST)).astype(np.int64))
         return torch.stack([labels == n for n in objects])
 
-    return masks
+    return PartMasks(masks, tuple(f"object {n}" for n in objects))
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[str, str, list[float]]]:

@@ -19,7 +19,7 @@ from auditor.errors import OptionError
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.xnn.examples import Examples
 from auditor.explainers.xnn.explainer import XnnConfig
-from auditor.explainers.xnn.table_methods import HEADS, fitted_heads, lasso
+from auditor.explainers.xnn.table_methods import HEADS, by_channel, fitted_heads, lasso
 from auditor.subject.subject import Subject
 
 BETAS, ETAS, QS = (0.01, 0.05, 0.2), (0.01, 0.05, 0.2), (1.0, 10.0)
@@ -97,12 +97,15 @@ def _head_error(
 def _lasso_errors(examples: Examples, classes: list[int], alpha: float, folds: int) -> list[float]:
     def error(part: Examples, rest: Examples) -> float:
         each = [(lasso(part.learned, k, alpha, 1), k) for k in classes]
-        return sum(float((rest.Z @ w + c - rest.logits[:, k]).abs().mean()) for (w, c), k in each) / len(each)
+        return sum(float((by_channel(rest.Z) @ w + c - rest.logits[:, k]).abs().mean()) for (w, c), k in each) / len(
+            each
+        )
 
     return [error(part, rest) for part, rest in split(examples, folds)]
 
 
 def _largest_alpha(examples: Examples, classes: list[int]) -> float:
-    Z: Tensor = examples.Z.double() - examples.Z.double().mean(0)
+    Z: Tensor = by_channel(examples.Z).double()
+    Z = Z - Z.mean(0)
     y: Any = examples.logits[:, classes].double()
     return float((Z.T @ (y - y.mean(0))).abs().max()) / len(Z)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from auditor.explainers.xnn.explainer import XnnConfig, XnnExplainer, read_examp
 from auditor.explainers.xnn.head_layer import head_layer
 from auditor.explainers.xnn.head_training import check_classes
 from auditor.explainers.xnn.logit_faithfulness import faithfulness_of, mean_over
+from auditor.explainers.xnn.part_figures import write_part_figure
 from auditor.explainers.xnn.table_methods import METHODS, FittedMethod, Heat, Shown, fit_method
 from auditor.metrics.locality import grid_parts, locality
 from auditor.metrics.orthogonality import orthogonality
@@ -65,6 +67,8 @@ class TableOptions:
     lasso_alphas: tuple[float, ...] = ()  # a row of Lasso for each; none: one that keeps about n dimensions
     folds: int = 0  # of the cross-validation of every method's hyper-parameters; 0: those of the configuration
     masking: tuple[int, ...] = ()  # pixels kept
+    figures: Path | None = None  # folder for a picture per class and method
+    part_names: tuple[str, ...] = ()  # of the parts on these pictures
 
 
 def xnn_table(
@@ -124,11 +128,6 @@ def _harvest(
 ) -> _Harvest:
     layer = head_layer(subject, config.layer)
     layout = subject.layout(layer)
-    if layout.name != "vector":
-        raise OptionError(
-            f"xnn table: layer {layer!r} has positions; the table compares heads on a vector layer (--layers compares "
-            "heads on layers with positions)."
-        )
     data = data.only(data.spaced(config.max_images, config.seed))
     if judged_on is not None:
         judged_on = judged_on.only(judged_on.spaced(config.max_images, config.seed))
@@ -158,6 +157,9 @@ def _fitted_row(
         config, alpha, words = tuned(subject, examples, classes, harvest.layer, method, config, options.folds)
     fitted = fit_method(subject, examples, classes, harvest.layer, method, config, harvest.shown, alpha)
     row = _row(fitted, examples.learned, harvest.unseen, classes, harvest.shown)
+    for heat in fitted.heat if options.figures is not None else ():
+        label, images = subject.class_names[heat.k], harvest.shown[heat.k]
+        write_part_figure(heat, images, options.figures or Path(), fitted.name, label, options.part_names)
     row = replace(row, method=method) if words else row
     return replace(row, settings=words, masked=_masked(subject, fitted, harvest.shown, options.masking))
 
@@ -239,7 +241,7 @@ def _shown(
             for j, k in enumerate(classes):
                 if bool(positive[j, row + i]) and len(by_class[k]) < per_class:
                     image_parts = plain if parts is None else parts(batch.ids[i], size)
-                    by_class[k].append((batch.images[i], examples.Z[row + i], image_parts))
+                    by_class[k].append((batch.images[i], examples.Z[row + i].float(), image_parts))
         row += len(batch)
         if row >= len(examples.Z):
             break

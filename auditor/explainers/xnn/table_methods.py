@@ -2,7 +2,8 @@
 
 SRAE, NN, SAE and CAE are heads trained by the same code, Lasso takes single dimensions of the layer and weighs them
 linearly, 1-Heatmap is contrastive excitation backprop of the logit itself, and Z takes the neurons of the layer one by
-one (64 of them, drawn by the seed): it predicts nothing and says how local neurons are by themselves.
+one (64 of them, drawn by the seed): it predicts nothing and says how local neurons are by themselves. On a layer with
+positions heads are 1 x 1 convolutions, and a neuron or a dimension is a channel, averaged over the positions.
 """
 
 from __future__ import annotations
@@ -92,12 +93,17 @@ def fit_method(
         with torch.no_grad():
             return torch.cat([heads.predict(heads.encode(part)) for part in torch.split(Z, 1024)], 1)
 
-    engine, heat = _engine(subject), []
+    engine, heat, layout = _engine(subject), [], subject.layout(layer).name
     for i, k in enumerate(classes):
         s = shown.get(k)
         if s is not None:
-            headed = ExcitationBackprop(engine.graph, head=heads.encoder_of(i), layer=layer, floor=_floor(subject))
-            maps = headed.maps(subject.normalise(s.x), list(range(heads.n_features)))
+            head = heads.encoder_of(i, layout)
+            headed = ExcitationBackprop(engine.graph, head=head, layer=layer, floor=_floor(subject))
+            mass = None
+            if layout != "vector":
+                with torch.no_grad():
+                    mass = heads.cell_mass(heads.encode_each(s.Z, [i] * len(s.Z)), i)
+            maps = headed.maps(subject.normalise(s.x), list(range(heads.n_features)), mass=mass)
             heat.append(Heat(k, maps, ~maps.empty & ~maps.inactive))
     alive = float((~trained.dead).sum(1).double().mean())
     return FittedMethod(method, predict, heat, alive, float(trained.pull_away.mean()))
@@ -131,7 +137,7 @@ def _neurons(
     heat = []
     for k, s in shown.items():
         maps = _engine(subject).maps(subject.normalise(s.x), drawn.tolist(), start=layer)
-        heat.append(Heat(k, maps, ~maps.empty & (s.Z[:, drawn] > 0)))
+        heat.append(Heat(k, maps, ~maps.empty & (by_channel(s.Z)[:, drawn] > 0)))
     return FittedMethod("z", None, heat)
 
 
@@ -149,13 +155,18 @@ def _lasso(
         s, chosen = shown.get(k), w.nonzero().flatten()
         if s is not None and len(chosen):
             maps = _engine(subject).maps(subject.normalise(s.x), chosen.tolist(), start=layer)
-            heat.append(Heat(k, maps, ~maps.empty & (s.Z[:, chosen] > 0)))
+            heat.append(Heat(k, maps, ~maps.empty & (by_channel(s.Z)[:, chosen] > 0)))
 
     def predict(Z: Tensor) -> Tensor:
-        return torch.stack([Z @ w + c for w, c in weights])
+        return torch.stack([by_channel(Z) @ w + c for w, c in weights])
 
     used = sum(int(w.count_nonzero()) for w, _ in weights) / len(weights)
     return FittedMethod("lasso" if alpha is None else f"lasso {alpha:g}", predict, heat, used)
+
+
+def by_channel(Z: Tensor) -> Tensor:
+    """Return a number per example and dimension: the mean over positions where there are any."""
+    return Z if Z.dim() == 2 else Z.flatten(2).mean(-1)
 
 
 def lasso(examples: Examples, k: int, alpha: float | None, n: int) -> tuple[Tensor, float]:
@@ -163,7 +174,7 @@ def lasso(examples: Examples, k: int, alpha: float | None, n: int) -> tuple[Tens
     import numpy as np
     from sklearn.linear_model import Lasso, lasso_path
 
-    Z, y = examples.Z.double().numpy(), examples.logits[:, k].double().numpy()
+    Z, y = by_channel(examples.Z).double().numpy(), examples.logits[:, k].double().numpy()
     if alpha is None:
         centred = Z - Z.mean(0)
         largest = float(abs(centred.T @ (y - y.mean())).max()) / len(y)

@@ -110,9 +110,15 @@ def test_the_class_asked_for_is_the_one_that_is_fitted():
     assert torch.equal(lasso(examples, 1, 0.02, 3)[0], lasso(swapped, 0, 0.02, 3)[0])
 
 
-def test_a_layer_with_positions_is_refused(subject, digits):
-    with pytest.raises(OptionError, match="layer '4' has positions"):
-        xnn_table(subject, digits, XnnConfig(layer="4"), methods=["nn"])
+def test_on_a_layer_with_positions_heads_are_convolutions_and_dimensions_channels(subject, digits, tmp_path):
+    cfg, options = XnnConfig(layer="4", target=3, max_epochs=1, max_images=120), TableOptions(images_per_class=1)
+    rows = {r.method: r for r in xnn_table(subject, digits, cfg, methods=["nn", "lasso"], options=options)}
+    assert rows["nn"].f_reg > 0
+    assert rows["lasso"].alive >= 1
+    assert all(0 < row.locality <= math.log(16) for row in rows.values())
+    options = replace(options, figures=tmp_path / "figures", part_names=("upper left",))
+    xnn_table(subject, digits, cfg, methods=["1-heatmap"], options=options)
+    assert [p.name for p in (tmp_path / "figures").iterdir()] == ["3-1-heatmap.png"]
 
 
 def test_one_map_of_the_logit_has_no_partner_and_parts_are_those_given(subject, digits):
