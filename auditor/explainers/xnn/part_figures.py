@@ -36,7 +36,8 @@ def write_part_figure(
     figure = Figure(figsize=(11, 8.2), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(f"{label}, {method}", fontsize=11)
-    pictures, first, second = figure.subfigures(3, 1, height_ratios=(2.2, 1, 1.3))
+    rows: Any = figure.subfigures(3, 1, height_ratios=(2.2, 1, 1.3))
+    pictures, first, second = rows
     axes = pictures.subplots(2, MOST)
     for ax in axes.flat:
         ax.axis("off")
