@@ -12,6 +12,7 @@ from torch import Tensor
 from auditor.auditing.case import Case
 from auditor.metrics.concept_groups import dominance
 from auditor.metrics.measure import Direction, Measure, of_items, of_value, skipped
+from auditor.subject.layers import Layout
 
 NAMES: dict[str, Direction] = {
     "group_dominance": "none",
@@ -36,19 +37,19 @@ def group_ablation(case: Case) -> dict[str, Measure]:
     share = dominance(by_class, groups)
     of_group = torch.stack([by_class.clamp_min(0)[group].sum(0) for group in groups])  # (groups, classes)
     generator = torch.Generator().manual_seed(case.seed)
-    layout = subject.layout(layer)
     changed: list[Tensor] = []
     for rows in torch.split(torch.arange(len(case.sample)), BATCH):
         x, label = case.sample.images[rows], case.sample.logits[rows].argmax(1)
         with torch.no_grad():
             z = subject.activations(x, [layer])[layer]
-            S = explainer.score_maps(subject, z).to(z)
+            layout, S = explainer.layer_scores(subject, z)
+            S = S.to(z)
         largest = _largest(label, of_group, groups, len(by_class)).to(z)  # 1: a concept of the largest group
         others = torch.stack([_others(mask, generator) for mask in largest])
         P = layout.to_positions(z)
         R = P - W.to(z) @ S
 
-        def says_else(p: Tensor, z: Tensor = z, label: Tensor = label) -> Tensor:
+        def says_else(p: Tensor, z: Tensor = z, label: Tensor = label, layout: Layout = layout) -> Tensor:
             with torch.no_grad():
                 logits = subject.forward_from(layer, layout.from_positions(p, z)).cpu()
             return (logits.argmax(1) != label).double()

@@ -34,6 +34,7 @@ from auditor.progress import Progress, as_callback, silent
 from auditor.runners.cluster import on_cluster
 from auditor.subject import travel
 from auditor.subject.identity import Identity
+from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
 if TYPE_CHECKING:
@@ -318,6 +319,14 @@ class Explainer(ABC):
         ``z`` is the layer's output.
         """
         raise OptionError(f"concepts of kind {self.kind} have no score maps over a layer.")
+
+    def layer_scores(self, subject: Subject, z: Tensor, concepts: Sequence[int] | None = None) -> tuple[Layout, Tensor]:
+        """Return how it reads its layer, and the scores of concepts at all positions of that reading.
+
+        They are the score maps, but where it also reads tokens that have no place in the image.
+        """
+        assert self.layer_ is not None
+        return subject.layout(self.layer_), self.score_maps(subject, z, concepts)
 
     def label(self, index: int) -> str:
         """Return the name a person gave to a concept, or a plain one."""

@@ -5,7 +5,8 @@ by t from 0 to 1 walks from the empty activation to the reconstruction, and conc
 
     c_k = integral_0^1  sum_p S_kp (W^T g(t W S))_kp dt,      g = gradient of the target logit at the layer,
 
-which is integrated gradients [IntegratedGradients] in concept coordinates. Then
+which is integrated gradients [IntegratedGradients] in concept coordinates. Where a layer is read as deviations from its
+mean activation (`Deviations`) the walk begins there. Then
 
     logit(0) + sum_k c_k + (logit(z) - logit(W S)) = logit(z)
     bias       contributions   residual
@@ -37,12 +38,17 @@ TOLERANCE = 1e-3  # of max(1, |logit|): below it no more points are spent
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Bias, contributions (batch, concepts), residual and the integration error that was shared out, per image."""
+    """Bias, contributions (batch, concepts), residual and the integration error that was shared out, per image.
+
+    ``by_tokens`` (batch, concepts) is the share of a contribution that comes by class and register tokens, where these
+    are positions of the layout.
+    """
 
     bias: Tensor
     contributions: Tensor
     residual: Tensor
     error: Tensor
+    by_tokens: Tensor
     stand_in: Callable[[], Tensor]
 
     @property
@@ -70,10 +76,10 @@ def contributions(
     index = torch.tensor(targets, device=z.device)
     f = logits.gather(1, index[:, None])[:, 0].double()
     above = _above(subject, layer, z)
-    head = None if above is None or layout.name != "map" else above.head
+    head = None if above is None or layout.name != "map" or layout.has_start else above.head
     if head is not None and W.shape[-2] == head.weight.shape[1]:  # a column per position
         bias, c, f_hat = head.along_the_ray(W, S, index)
-        return _complete(bias, c, f, f_hat, lambda: head.logits(W @ S))
+        return _complete(bias, torch.stack([torch.zeros_like(c), c], -1), f, f_hat, lambda: head.logits(W @ S))
     path = _Path(subject, layer, layout, z, W, S, index, above)
     f_hat = path.logits_hat.gather(1, index[:, None])[:, 0].double()
     bias = path.logits_at_zero().gather(1, index[:, None])[:, 0].double()
@@ -89,12 +95,14 @@ def _above(subject: Subject, layer: str, z: Tensor) -> AboveLayer | None:
     return above
 
 
-def _complete(bias: Tensor, c: Tensor, f: Tensor, f_hat: Tensor, stand_in: Callable[[], Tensor]) -> Contributions:
-    """Share out what the integral missed."""
+def _complete(bias: Tensor, parts: Tensor, f: Tensor, f_hat: Tensor, stand_in: Callable[[], Tensor]) -> Contributions:
+    """Add up the ``parts`` (batch, concepts, 2) by tokens and by cells, and share out what the integral missed."""
+    c = parts.sum(2)
     error = f_hat - bias - c.sum(1)
     weight = c.abs() + 1e-12
     c = c + error[:, None] * weight / weight.sum(1, keepdim=True)
-    return Contributions(bias, c, f - f_hat, error.abs(), stand_in)
+    by_tokens = parts[..., 0].abs() / parts.abs().sum(2).clamp_min(1e-30)
+    return Contributions(bias, c, f - f_hat, error.abs(), by_tokens, stand_in)
 
 
 class _Path:
@@ -116,7 +124,8 @@ class _Path:
         self.z_hat = W @ S  # (batch, channels, positions)
         with torch.no_grad():
             self.logits_hat = self._logits(self.z_hat, z)
-        self.has_class_token = layout.name == "tokens"  # it stays, so the empty activation differs by image
+        self.keeps_tokens = layout.keeps_tokens  # they stay, so the empty activation differs by image
+        self.n_tokens = layout.prefix if layout.has_start else 0
 
     def _logits(self, positions: Tensor, like: Tensor) -> Tensor:
         return self.logits_from(self.layout.from_positions(positions, like))
@@ -124,30 +133,36 @@ class _Path:
     def logits_at_zero(self) -> Tensor:
         """Return the logits of the empty activation."""
         with torch.no_grad():
-            if self.above is None or self.has_class_token:
+            if self.layout.has_start:
+                return self._logits(torch.zeros_like(self.z_hat[:1]), self.z[:1]).expand(len(self.z), -1)
+            if self.above is None or self.keeps_tokens:
                 return self._logits(torch.zeros_like(self.z_hat), self.z)
             return self.above.at_zero(self.z).expand(len(self.z), -1)
 
     def integral(self, goal: Tensor, tolerance: Tensor, points: tuple[int, ...]) -> Tensor:
-        """Return c (batch, concepts) whose sums are ``goal`` up to the tolerance, as far as the rules reach."""
-        c = torch.zeros(self.S.shape[:2], dtype=torch.float64, device=self.z.device)
+        """Return parts (batch, concepts, 2) whose sums are ``goal`` up to the tolerance, as far as the rules reach.
+
+        The first of the two comes by tokens that stand before the cells of the grid, the other by these.
+        """
+        c = torch.zeros((*self.S.shape[:2], 2), dtype=torch.float64, device=self.z.device)
         unfinished = torch.ones(len(c), dtype=torch.bool, device=self.z.device)
-        if self.above is not None and self.above.is_affine and not self.has_class_token:
-            slopes = self.layout.to_positions(self.above.slopes(self.index.tolist(), self.z))
+        if self.above is not None and self.above.is_affine and not self.keeps_tokens:
+            slopes = self.layout.gradient_to_positions(self.above.slopes(self.index.tolist(), self.z))
             c = self._shares(slopes, slice(None))
-            unfinished = (goal - c.sum(1)).abs() > tolerance  # none, unless the part bends where it was not tried
+            unfinished = (goal - c.sum((1, 2))).abs() > tolerance  # none, unless the part bends where it was not tried
         for n_points in points:
             if not bool(unfinished.any()):
                 break
             rows = unfinished.nonzero()[:, 0]
             c[rows] = self._by_rule(rows, n_points)
-            unfinished = unfinished & ((goal - c.sum(1)).abs() > tolerance)
+            unfinished = unfinished & ((goal - c.sum((1, 2))).abs() > tolerance)
         return c
 
     def _shares(self, gradients: Tensor, rows: Tensor | slice) -> Tensor:
-        """Return  sum_p S_kp (W^T g)_kp  for gradients (rows, channels, positions)."""
+        """Return  sum_p S_kp (W^T g)_kp  for gradients (rows, channels, positions), of tokens and of cells."""
         W = self.W[rows] if self.W.ndim == 3 else self.W
-        return (self.S[rows] * (W.mT @ gradients)).sum(-1).double()
+        products, n = self.S[rows] * (W.mT @ gradients), self.n_tokens
+        return torch.stack([products[..., :n].sum(-1), products[..., n:].sum(-1)], -1).double()
 
     def _by_rule(self, rows: Tensor, n_points: int) -> Tensor:
         """Return the integral of some images by the Gauss-Legendre rule; several points go through in one pass."""

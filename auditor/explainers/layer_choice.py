@@ -25,7 +25,7 @@ from auditor.errors import AuditError
 from auditor.explainers.layer_activations import as_columns, check_varies
 from auditor.kernels.factorization.nmf import factorize
 from auditor.kernels.factorization.projection import prepare, project_images
-from auditor.subject.layers import Layer
+from auditor.subject.layers import Layer, reading_of
 from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
 
@@ -130,7 +130,8 @@ def random_images(subject: Subject, seed: int = 0) -> Tensor:
 def _stand_in(subject: Subject, layer: Layer, z: Tensor, classes: Tensor) -> tuple[float, float]:
     """Return faithfulness and locality of a basis made of every second image, on the others."""
     assert layer.layout is not None
-    layout, half = layer.layout, torch.arange(len(z)) % 2 == 0
+    half = torch.arange(len(z)) % 2 == 0
+    layout = reading_of(layer.layout, z[half])
     X = as_columns(layout, z[half]).float().cpu()
     check_varies(layer.name, X)
     if X.shape[1] > COLUMNS:
@@ -141,7 +142,7 @@ def _stand_in(subject: Subject, layer: Layer, z: Tensor, classes: Tensor) -> tup
     with torch.no_grad():
         hat = subject.forward_from(layer.name, layout.from_positions(fit.W.to(rest) @ S, rest))
     faithfulness = float((hat.argmax(1) == classes[~half]).double().mean())
-    return faithfulness, _locality(S)
+    return faithfulness, _locality(layout.on_grid(S))
 
 
 def _locality(S: Tensor) -> float:

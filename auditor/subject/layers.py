@@ -2,6 +2,7 @@
 
 A layer's output is read as a matrix of **channels by positions**: a feature map has one position per cell, a
 transformer block one per patch token (class and register tokens stand apart), a fully connected layer one in all.
+A signed layer can be read as deviations from its mean (`Deviations`), class and register tokens among them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from auditor.errors import ShapeError
 
 _PASSIVE = re.compile(r"(\w*Dropout\w*|DropPath|StochasticDepth|Identity|\w*Pad(ding)?\d?d?|Flatten|Unflatten)")
+SIGNED = 0.2  # share of the energy below zero from which on zero is no emptiness
 LayoutName = Literal["map", "map-last", "tokens", "vector"]
 
 
@@ -63,6 +65,94 @@ class Layout:
                 head = head.repeat(p.shape[0] // head.shape[0], 1, 1)
             return torch.cat([head, p.transpose(1, 2)], dim=1)
         return p.squeeze(-1)
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether class or register tokens stand apart, so that an empty layer differs by image."""
+        return self.name == "tokens" and self.prefix > 0
+
+    @property
+    def has_start(self) -> bool:
+        """Whether positions are deviations, so that zeros stand for a mean activation."""
+        return False
+
+    def gradient_to_positions(self, g: Tensor) -> Tensor:
+        """Return a gradient by the layer's output as (batch, channels, positions)."""
+        return self.to_positions(g)
+
+    def on_grid(self, scores: Tensor) -> Tensor:
+        """Return scores (batch, concepts, positions) of the grid's cells alone."""
+        return scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Deviations(Layout):
+    """A layer read as deviations from ``start``, a mean activation (channels, positions or 1).
+
+    Class and register tokens are positions like the patches, before them. Zeros stand for the mean activation and not
+    for none: a signed layer has no other emptiness, and behind a layer norm an activation of zero is no such thing.
+    """
+
+    start: Tensor = field(default_factory=lambda: torch.zeros(1, 1))
+
+    @classmethod
+    def of(cls, layout: Layout, start: Tensor) -> Deviations:
+        """Return how ``layout`` is read from ``start`` on."""
+        return cls(layout.name, layout.channels, layout.grid, layout.prefix, start)
+
+    @classmethod
+    def from_mean(cls, layout: Layout, z: Tensor) -> Deviations:
+        """Return how ``layout`` is read from the mean of some activations: of every token, of a map by channel."""
+        p = _all_positions(layout, z).double()
+        mean = p.mean(0) if layout.name == "tokens" else p.mean((0, 2))[:, None]
+        return cls.of(layout, mean.to(z.dtype).cpu())
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """No token stands apart."""
+        return False
+
+    @property
+    def has_start(self) -> bool:
+        """Zeros stand for ``start``."""
+        return True
+
+    def to_positions(self, z: Tensor) -> Tensor:
+        """Return what the activation ``z`` adds to the start, (batch, channels, tokens and positions)."""
+        return _all_positions(self, z) - self.start.to(z)
+
+    def from_positions(self, p: Tensor, like: Tensor) -> Tensor:
+        """Put deviations back into the shape of ``like``."""
+        p = p + self.start.to(p)
+        if self.name == "tokens":
+            return p.transpose(1, 2)
+        return Layout(self.name, self.channels, self.grid).from_positions(p, like)
+
+    def gradient_to_positions(self, g: Tensor) -> Tensor:
+        """Return a gradient as it is: it has no start."""
+        return _all_positions(self, g)
+
+    def on_grid(self, scores: Tensor) -> Tensor:
+        """Return the scores of the patches, without those of the tokens before them."""
+        return scores[..., self.prefix :]
+
+
+def _all_positions(layout: Layout, z: Tensor) -> Tensor:
+    return Layout(layout.name, layout.channels, layout.grid).to_positions(z)
+
+
+def reading_of(layout: Layout, z: Tensor) -> Layout:
+    """Return how a layer is read whose activations are like ``z``: signed ones as deviations from their mean.
+
+    Signed is what has much of its energy below zero (a residual stream, a batch norm); SiLU and its like rest at zero.
+
+    >>> layout = Layout("tokens", 2, (1, 3), 1)
+    >>> reading_of(layout, torch.ones(1, 4, 2)) is layout, reading_of(layout, -torch.ones(1, 4, 2)).has_start
+    (True, True)
+    """
+    energy = z.double().square()
+    below = float(energy[z < 0].sum() / energy.sum().clamp_min(1e-30))
+    return Deviations.from_mean(layout, z) if below >= SIGNED else layout
 
 
 def layout_of(shape: Sequence[int], image_size: tuple[int, int]) -> Layout:

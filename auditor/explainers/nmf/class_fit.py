@@ -145,7 +145,7 @@ class ClassFit:
             with torch.enable_grad():
                 at = z.to(self.subject.device).detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad(logits_from(at)[:, index].sum(), at)
-            g = self.layout.to_positions(gradient).square().mean((0, 2)).sqrt().cpu()
+            g = self.layout.gradient_to_positions(gradient).square().mean((0, 2)).sqrt().cpu()
         mean = float(g.mean())
         if not mean > 0:
             return torch.ones(self.layout.channels)

@@ -173,11 +173,12 @@ class ClassReport:
             for basis, some in e.rows_by_basis([class_of[row] for row in rows]):
                 mask = torch.zeros(len(batch), dtype=torch.bool)
                 mask[[rows[i] - start for i in some]] = True
-                gallery.offer(batch.take(mask), e.scores(self.layout, z[some], basis), first=basis.first)
+                S = self.layout.on_grid(e.scores(self.layout, z[some], basis))
+                gallery.offer(batch.take(mask), S, first=basis.first)
             if rows:
                 mask = torch.zeros(len(batch), dtype=torch.bool)
                 mask[[row - start for row in rows]] = True
-                gallery.offer(batch.take(mask), e.scores(self.layout, z, e.bases_.shared))
+                gallery.offer(batch.take(mask), self.layout.on_grid(e.scores(self.layout, z, e.bases_.shared)))
             start += len(batch)
             self.progress("gathering pictures", start, len(data))
         return gallery

@@ -6,11 +6,13 @@ add up to the logit (see `contributions`). A signed layer (GELU, no ReLU) is fac
 
 Ten concepts of all images stand in for a model of ten classes, not for one of a thousand. There every predicted class
 gets a basis of its own (`class_fit`), and an image is explained with the basis of its target (`class_bases`).
+
+A signed layer is read as deviations from its mean activation, and a transformer's class token among its positions
+(`auditor.subject.layers.Deviations`); where in the image that token read its part is said by `class_token`.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -28,30 +30,29 @@ from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import Reservoir, as_columns, check_varies, harvest
 from auditor.explainers.layer_choice import choose_layer
-from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection, relative_error, restating
+from auditor.explainers.nmf.basis_choice import TRIED, basis_of_some, objection
 from auditor.explainers.nmf.class_bases import ClassBases, ClassBasis
 from auditor.explainers.nmf.class_fit import ClassFit, FittedBasis, sizes_of
 from auditor.explainers.nmf.class_report import ClassReport, remark_of, stand_in_logits
+from auditor.explainers.nmf.class_token import token_heat, with_token_heat
 from auditor.explainers.nmf.config import NmfConfig
+from auditor.explainers.nmf.rank_choice import chosen_rank
 from auditor.explainers.nmf.shards import Shards
+from auditor.explainers.nmf.shared_report import measure_shared
 from auditor.explainers.predicted_classes import PredictedClasses
 from auditor.explainers.refits import Refit
 from auditor.kernels.factorization.nmf import Factorization, factorize
-from auditor.kernels.factorization.projection import Basis, prepare, project, project_images
-from auditor.metrics.concept_groups import dominance, groups
+from auditor.kernels.factorization.projection import Basis, prepare, project_images
 from auditor.metrics.concept_matching import match_columns
 from auditor.network.above_layer import prepare_above_layer, values_from
 from auditor.progress import Progress, silent
 from auditor.runners.runner import current
-from auditor.subject.layers import Layout
+from auditor.subject.layers import Deviations, Layout, reading_of
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
 
-AUTO_RANKS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-AUTO_POSITIONS = 2000  # of the images to choose on, by which concepts are grouped
-AUTO_GAIN = 0.03  # a next rank must lower the held-out error by this share of the smallest rank's to be worth it
-SPLIT_GAIN = 0.15  # the same where concepts only split: those that fire together in the same places are one group
+AT_START = 64  # images whose mean activation a signed layer is read from
 
 
 class NmfExplainer(Explainer):
@@ -76,6 +77,7 @@ class NmfExplainer(Explainer):
     by_class_: Tensor  # (shared concepts, classes) mean contribution when the class is predicted; 0 where it never was
     to_own_class_: Tensor  # (concepts,) mean contribution to the class the concept is of; 0 for shared ones
     signed_: bool
+    start_: Tensor | None = None  # (channels, positions or 1) mean activation that a signed layer is read from
     gallery_: Gallery
     groups_: list[list[int]]  # concepts that fire together in the same places
     _ready: tuple[Tensor, dict[int, Basis]] | None = None  # bases made ready for projection, and the W they are of
@@ -84,13 +86,13 @@ class NmfExplainer(Explainer):
         """Fit the basis on the data; every n-th image is held out for the metrics."""
         cfg: NmfConfig = self.config
         layer = choose_layer(subject, data := open_data(data), cfg.layer, cfg.seed)
-        layout = subject.layout(layer)
         if cfg.target is not None:
             subject.class_index(cfg.target)
         if isinstance(cfg.rank, int) and cfg.rank < 1:
             raise OptionError(f"nmf: rank must be at least 1, got {cfg.rank}.")
         parts = FittedImages.each(len(data), cfg.held_out_every, choose=cfg.rank == "auto")
         self.layer_, self.remarks_ = layer, []
+        layout = self._read(subject, data, parts)
         with ActivationStore(cfg.class_images, cfg.seed) as stored, ActivationStore(len(data), cfg.seed) as held:
             X, Y, parts, predicted = self._harvest(subject, data, layout, parts, (stored, held), progress)
             if self._goes_per_class(subject, layout, X, stored, progress):
@@ -166,8 +168,12 @@ class NmfExplainer(Explainer):
 
     def score_maps(self, subject: Subject, z: Tensor, concepts: Sequence[int] | None = None) -> Tensor:
         """Return the scores of the layer's output, each concept's by the projection on its own basis."""
-        assert self.layer_ is not None
-        layout = subject.layout(self.layer_)
+        layout, S = self.layer_scores(subject, z, concepts)
+        return layout.on_grid(S)
+
+    def layer_scores(self, subject: Subject, z: Tensor, concepts: Sequence[int] | None = None) -> tuple[Layout, Tensor]:
+        """Return how the layer is read, and the scores at all positions of that reading, class token included."""
+        layout = self.reading(subject)
         indices = list(range(self.n_concepts)) if concepts is None else list(concepts)
         of_basis: dict[int, Tensor] = {}
         maps = []
@@ -176,7 +182,13 @@ class NmfExplainer(Explainer):
             if basis.first not in of_basis:
                 of_basis[basis.first] = self.scores(layout, z, basis)
             maps.append(of_basis[basis.first][:, k - basis.first])
-        return torch.stack(maps, 1)
+        return layout, torch.stack(maps, 1)
+
+    def reading(self, subject: Subject) -> Layout:
+        """Return how the layer is read: as it is, or as deviations from its mean."""
+        assert self.layer_ is not None
+        layout = subject.layout(self.layer_)
+        return layout if self.start_ is None else Deviations.of(layout, self.start_)
 
     def reads(self) -> Reads:
         """Return the one layer of the basis."""
@@ -205,7 +217,8 @@ class NmfExplainer(Explainer):
         explanations: dict[int, Explanation] = {}
         for basis, rows in self.rows_by_basis(chosen):
             here = [chosen[i] for i in rows]
-            explanations.update(zip(rows, self._explain(subject, logits[rows], z[rows], basis, here), strict=True))
+            x = images[rows] if heatmaps else None
+            explanations.update(zip(rows, self._explain(subject, x, logits[rows], z[rows], basis, here), strict=True))
         return [explanations[i] for i in range(len(chosen))]
 
     def rows_by_basis(self, targets: Sequence[int]) -> Iterator[tuple[ClassBasis, list[int]]]:
@@ -217,15 +230,28 @@ class NmfExplainer(Explainer):
             yield self.bases_.for_class(targets[some[0]]), some
 
     def _explain(
-        self, subject: Subject, logits: Tensor, z: Tensor, basis: ClassBasis, targets: list[int]
+        self,
+        subject: Subject,
+        images: Tensor | None,
+        logits: Tensor,
+        z: Tensor,
+        basis: ClassBasis,
+        targets: list[int],
     ) -> list[Explanation]:
-        """Explain rows that share a basis."""
+        """Explain rows that share a basis; without ``images`` no map says what a class token read."""
         assert self.layer_ is not None
-        layout = subject.layout(self.layer_)
+        layout, W = self.reading(subject), self.directions(basis).to(z)
         S = self.scores(layout, z, basis)
-        c = contributions(subject, self.layer_, layout, z, logits, self.directions(basis).to(z), S, targets)
+        c = contributions(subject, self.layer_, layout, z, logits, W, S, targets)
         predictions, target_scores = class_scores(logits, subject, targets)
-        maps = S.reshape(*S.shape[:2], *layout.grid).cpu()
+        cells, note, has_tokens = layout.on_grid(S), "", layout.has_start and layout.prefix > 0
+        if has_tokens and images is not None:
+            heat, note = token_heat(subject, self.layer_, layout, images, z, W)
+            cells = cells if heat is None else with_token_heat(layout, S, c.by_tokens, heat)
+        maps = cells.reshape(*S.shape[:2], *layout.grid).cpu()
+        by_tokens = (
+            (c.by_tokens * c.contributions.abs()).sum(1) / c.contributions.abs().sum(1).clamp_min(1e-30)
+        ).tolist()
         # whole tensors become lists at once: number by number costs more than the mathematics
         biases, residuals, errors = c.bias.tolist(), c.residual.tolist(), c.error.tolist()
         means, parts = S.mean(-1).tolist(), c.contributions.tolist()
@@ -245,10 +271,15 @@ class NmfExplainer(Explainer):
                         activation=means[i][j],
                         contribution=parts[i][j],
                         heatmap=maps[i, j],
+                        note=note,
                     )
                     for j, k in enumerate(basis.concepts)
                 ),
-                extra={"integration_error": errors[i], **self._about(basis, target_scores[i].label)},
+                extra={
+                    "integration_error": errors[i],
+                    **({"by_class_token": by_tokens[i]} if has_tokens else {}),
+                    **self._about(basis, target_scores[i].label),
+                },
             )
             for i in range(len(targets))
         ]
@@ -260,14 +291,17 @@ class NmfExplainer(Explainer):
         return {"basis": {"class": basis.name, "images": basis.images, "words": why + basis.words}}
 
     def lines(self, explanation: Explanation) -> list[str]:
-        """Return which basis explains the image, where classes have their own."""
-        basis = explanation.extra.get("basis")
-        return [basis["words"]] if isinstance(basis, Mapping) else []
+        """Return which basis explains the image, where classes have their own, and what came by the class token."""
+        basis, by_token = explanation.extra.get("basis"), explanation.extra.get("by_class_token")
+        lines = [basis["words"]] if isinstance(basis, Mapping) else []
+        if by_token is not None:
+            lines.append(f"{by_token:.0%} of the contributions come by the class token; maps show where it read them")
+        return lines
 
     def stand_in(self, subject: Subject, images: Tensor) -> Tensor:
         """Return the logits of the layer as concepts reconstruct it, those of the near classes together."""
         assert self.layer_ is not None
-        layout, logits_from, logits_hat = subject.layout(self.layer_), values_from(subject, self.layer_), []
+        layout, logits_from, logits_hat = self.reading(subject), values_from(subject, self.layer_), []
         with torch.no_grad():
             for part in torch.split(subject.pixels(images), self.config.batch_size):
                 logits, taken = subject.run(part, [self.layer_])
@@ -309,6 +343,8 @@ class NmfExplainer(Explainer):
         tensors = {"basis": self.W_, "importance": self.importance_, "by_class": self.by_class_}
         if self.bases_.are_per_class:
             tensors |= {"channel_weights": self.weights_, "to_own_class": self.to_own_class_}
+        if self.start_ is not None:
+            tensors["start"] = self.start_
         return {**tensors, **self.gallery_.tensors()}
 
     def state(self) -> dict[str, Any]:
@@ -325,6 +361,7 @@ class NmfExplainer(Explainer):
         self.bases_ = ClassBases.restore(state.get("bases"), n)
         self.weights_ = tensors.get("channel_weights", torch.ones(1, self.W_.shape[0]))
         self.to_own_class_ = tensors.get("to_own_class", torch.zeros(n))
+        self.start_ = tensors.get("start")  # earlier releases read every layer as it is
         if self.weights_.shape != (len(self.bases_), self.W_.shape[0]) or len(self.to_own_class_) != n:
             raise TamperError("the artifact's class bases and its tensors do not fit together; attach it again.")
         self.signed_ = bool(state["signed"])
@@ -333,6 +370,19 @@ class NmfExplainer(Explainer):
         self.groups_ = [[int(k) for k in part] for part in state.get("groups", [[k] for k in range(n)])]
 
     # inside
+
+    def _read(self, subject: Subject, data: Data, parts: FittedImages) -> Layout:
+        """Choose how the layer is read, by some of the images of the fit."""
+        assert self.layer_ is not None
+        layer, self.start_ = subject.layer(self.layer_), None
+        if layer.nonnegative:
+            return subject.layout(self.layer_)
+        some = data.only(data.draw(AT_START, self.config.seed, parts.learn))
+        with torch.no_grad():
+            zs = [subject.activations(b.images, [self.layer_])[self.layer_].cpu() for b in some.batches(subject, 16)]
+        reading = reading_of(subject.layout(self.layer_), torch.cat(zs))
+        self.start_ = reading.start if isinstance(reading, Deviations) else None
+        return reading
 
     def _harvest(
         self,
@@ -427,7 +477,7 @@ class NmfExplainer(Explainer):
         }
         if cfg.epochs:
             self._stream(subject, data, layout, parts, progress)
-        self._measure(subject, data, layout, parts, progress)
+        measure_shared(self, subject, data, layout, parts, progress)
 
     def _fit_classes(
         self,
@@ -506,31 +556,13 @@ class NmfExplainer(Explainer):
         self.metrics["fit_positions"] = fit.positions
 
     def _choose_rank(self, X: Tensor, Y: Tensor, progress: Progress) -> int:
-        """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y.
-
-        That is where the error hardly falls. A next rank that has no more groups of concepts than this one only splits
-        what is there, and must lower the error far more to be worth it.
-        """
-        rank, top = self.config.rank, min(X.shape)
-        if isinstance(rank, int):
-            return rank
-        if rank is None:
-            return min(10, top)
-        errors: dict[int, float] = {}
-        n_groups: dict[int, int] = {}
-        for r in [r for r in AUTO_RANKS if r <= top] or [1]:
-            W = self._factorize(X, r, self.config.seed, self.config.init, progress).W
-            errors[r] = relative_error(Y, W)
-            n_groups[r] = len(groups(project(Y[:, :AUTO_POSITIONS], W).T[:, :, None], seed=self.config.seed))
-        ranks = sorted(errors)
-        chosen = ranks[-1]
-        for a, b in itertools.pairwise(ranks):
-            needed = SPLIT_GAIN if n_groups[b] <= n_groups[a] else AUTO_GAIN
-            if errors[a] - errors[b] < needed * errors[ranks[0]]:
-                chosen = a
-                break
-        log.info("nmf: rank %d chosen by trial error %s and groups of concepts %s", chosen, errors, n_groups)
-        return chosen
+        """Return the rank asked for; for ``auto`` the one beyond which there is nothing new to see in images Y."""
+        cfg: NmfConfig = self.config
+        if isinstance(cfg.rank, int):
+            return int(cfg.rank)
+        if cfg.rank is None:
+            return min(10, int(X.shape[0]), int(X.shape[1]))
+        return chosen_rank(lambda r: self._factorize(X, r, cfg.seed, cfg.init, progress).W, min(X.shape), Y, cfg.seed)
 
     def _basis_stability(self, X: Tensor, W: Tensor) -> float:
         """Return the mean matched cosine between the basis and re-fits from other, random starts."""
@@ -538,63 +570,3 @@ class NmfExplainer(Explainer):
         fit = Refit(X, W.shape[1], cfg.max_iter, cfg.tol, self.signed_, f"layer {self.layer_!r}: ")
         others = current().map(fit, range(cfg.seed + 1, cfg.seed + 1 + cfg.refits))
         return sum(float(match_columns(W, other.W).cosine.mean()) for other in others) / cfg.refits
-
-    def _measure(self, subject: Subject, data: Data, layout: Layout, parts: FittedImages, progress: Progress) -> None:
-        """Measure on the images to report on: errors, agreement, sparsity, importance; gather the top images of all."""
-        cfg: NmfConfig = self.config
-        measured = data.draw(cfg.max_eval, cfg.seed, parts.report if bool(parts.report.any()) else None)
-        assert self.layer_ is not None
-        k = self.W_.shape[1]
-        gallery = Gallery(k, cfg.top_images, layout.grid, data.foreign_labels(subject))
-        sums = dict.fromkeys(("lost", "total", "agree", "logit_error", "zero", "scores", "error", "n"), 0.0)
-        importance, counts = (torch.zeros(n, dtype=torch.float64) for n in (k, subject.n_classes))
-        by_class = torch.zeros(k, subject.n_classes, dtype=torch.float64)
-        maps: list[Tensor] = []
-        predictions: list[Tensor] = []
-
-        def report(_: str, done: int, total: int | None) -> None:
-            progress("measuring", done, total)
-
-        for batch, rows, logits, z in harvest(subject, data, self.layer_, batch_size=cfg.batch_size, progress=report):
-            S = self.scores(layout, z)
-            gallery.offer(batch, S)
-            some = measured[rows].nonzero()[:, 0]
-            if some.numel() == 0:
-                continue
-            z, S, logits = z[some], S[some], logits[some]
-            maps.append(S.cpu())
-            p = layout.to_positions(z)
-            targets = logits.argmax(1)
-            predictions.append(targets.cpu())
-            c = contributions(subject, self.layer_, layout, z, logits, self.W_.to(z), S, targets.tolist())
-            sums["lost"] += float((p - self.W_.to(z) @ S).double().square().sum())
-            sums["total"] += float(p.double().square().sum())
-            sums["agree"] += float((c.logits_hat.argmax(1) == targets).sum())
-            sums["logit_error"] += float((c.logits_hat - logits).abs().mean(1).double().sum())
-            sums["zero"] += float((1e-6 * S.max().clamp_min(1e-30) >= S).sum())
-            sums["scores"] += S.numel()
-            sums["error"] += float((c.error / logits.gather(1, targets[:, None])[:, 0].abs().clamp_min(1)).sum())
-            sums["n"] += len(some)
-            importance += c.contributions.abs().sum(0).cpu()
-            by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
-            counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
-        n = sums["n"]
-        self.remarks_ += restating(torch.cat(maps).mean(-1), torch.cat(predictions))
-        order = importance.argsort(descending=True, stable=True)
-        self.take_basis(self.W_[:, order].contiguous())
-        self.to_own_class_ = torch.zeros(k)
-        self.importance_ = (importance[order] / n).float()
-        self.by_class_ = (by_class[order] / counts.clamp_min(1)).float()
-        self.gallery_ = gallery.reordered(order.tolist())
-        self.groups_ = groups(torch.cat(maps)[:, order], seed=cfg.seed)
-        largest, self.metrics["groups/n"] = dominance(self.by_class_, self.groups_), float(len(self.groups_))
-        if not bool(largest.isnan().all()):
-            self.metrics["groups/dominance"] = float(largest[~largest.isnan()].max())
-        self.metrics.update(
-            relative_error=(sums["lost"] / sums["total"]) ** 0.5 if sums["total"] else 0.0,
-            f_cls=sums["agree"] / n,
-            f_reg=sums["logit_error"] / n,
-            sparsity=sums["zero"] / sums["scores"],
-            integration_error=sums["error"] / n,
-            n_held_out=n,
-        )

@@ -115,15 +115,15 @@ class XHeads(nn.Module):
 
     def select(self, classes: Sequence[int] | Tensor) -> XHeads:
         """Return copies of the heads of some classes, by number in the stack."""
-        rows = torch.as_tensor(classes)
-        with torch.device("meta"):  # weights are set below
-            some = XHeads(
-                len(rows), self.encoder_w[0].shape[2], [w.shape[1] for w in list(self.encoder_w)[:-1]],
-                self.n_features, activation=self.activation, cells=self.cells, pooling=self.pooling,
-                signed_output=self.signed_output,
-            )  # fmt: skip
-        copies = {k: v.detach()[rows] for k, v in self.named_parameters()}
-        some.load_state_dict(copies | {"scale": self.scale.clone()}, assign=True)
+        rows, some = torch.as_tensor(classes), XHeads.__new__(XHeads)  # no weights are drawn, they are set below
+        nn.Module.__init__(some)
+        some.activation, some.cells, some.pooling = self.activation, self.cells, self.pooling
+        some.signed_output = self.signed_output
+        for name in ("encoder_w", "encoder_b", "decoder_w", "decoder_b"):
+            parts = [nn.Parameter(w.detach()[rows]) for w in getattr(self, name)]
+            setattr(some, name, nn.ParameterList(parts))
+        some.v, some.c = (nn.Parameter(w.detach()[rows]) for w in (self.v, self.c))
+        some.register_buffer("scale", self.scale.clone())
         return some
 
     def replace(self, classes: Sequence[int] | Tensor, heads: XHeads) -> None:

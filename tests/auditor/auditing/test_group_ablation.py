@@ -41,8 +41,8 @@ class Channels:
     def contributions_by_class(self):
         return torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])[: self.n]
 
-    def score_maps(self, subject, z):
-        return z.flatten(2)[:, : self.n]
+    def layer_scores(self, subject, z):
+        return subject.layout("features"), z.flatten(2)[:, : self.n]
 
 
 def case(explainer, images):

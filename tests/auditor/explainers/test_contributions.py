@@ -7,7 +7,7 @@ from torch import nn
 from auditor import Subject
 from auditor.explainers.contributions import POINTS, TOLERANCE, contributions, gauss_legendre
 from auditor.network.above_layer import prepare_above_layer
-from auditor.subject.layers import Layout
+from auditor.subject.layers import Deviations, Layout
 
 BIAS = torch.tensor([0.25, -0.5], dtype=torch.float64)
 V = torch.rand(2, 3, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 0.3
@@ -207,6 +207,50 @@ def test_a_class_token_stays_and_belongs_to_the_bias(prepared):
     torch.testing.assert_close(result.bias, bias[[0, 1], [0, 1]])
     assert abs(float(result.bias[0] - bias[1, 0])) > 1e-3  # another for every image
     torch.testing.assert_close(result.contributions, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_deviations_walk_from_their_start_and_tokens_have_their_part(prepared):
+    """A class token that counts three times as much as the mean of the cells, and a cube above them."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.z = nn.Linear(4, 15).double(), nn.Linear(3, 3).double()
+            self.head = nn.Linear(3, 2).double()
+
+        def forward(self, x):
+            tokens = self.z(self.embed(x.flatten(1)).view(-1, 5, 3))
+            return self.head(tokens[:, 0] * 3.0 + tokens[:, 1:].mean(1)) ** 3
+
+    torch.manual_seed(3)
+    net = Net()
+    subject = Subject(net, input_shape=(1, 2, 2))
+    if prepared:
+        assert prepare_above_layer(subject, "z") is not None
+    g = torch.Generator().manual_seed(4)
+    z = torch.randn(2, 5, 3, generator=g, dtype=torch.float64)
+    reading = Deviations.of(Layout("tokens", 3, (2, 2), 1), 0.3 * torch.randn(3, 5, generator=g, dtype=torch.float64))
+    W, S = torch.rand(3, 2, generator=g, dtype=torch.float64), torch.rand(2, 2, 5, generator=g, dtype=torch.float64)
+
+    def above(tokens):
+        return net.head(tokens[:, 0] * 3.0 + tokens[:, 1:].mean(1)) ** 3
+
+    with torch.no_grad():
+        start, hat = reading.from_positions(torch.zeros(2, 3, 5).double(), z), reading.from_positions(W @ S, z)
+        result = contributions(subject, "z", reading, z, above(z), W, S, [0, 1])
+        torch.testing.assert_close(result.bias, above(start)[[0, 1], [0, 1]])
+        torch.testing.assert_close(result.logits_hat, above(hat))
+        linear = torch.stack([W.T @ net.head.weight[k] for k in (0, 1)])
+        by_token, by_cells = 3 * S[..., 0] * linear, S[..., 1:].mean(-1) * linear
+        at = [torch.linspace(0, 1, 20001, dtype=torch.float64)[:, None]]
+        v0, v1 = (net.head(t[:, 0] * 3.0 + t[:, 1:].mean(1))[[0, 1], [0, 1]] for t in (start, hat))
+        slope = (3 * (v0 + at[0] * (v1 - v0)) ** 2).mean(0)  # of the cube, over the walk
+    torch.testing.assert_close(result.contributions, slope[:, None] * (by_token + by_cells), rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(result.by_tokens, by_token.abs() / (by_token.abs() + by_cells.abs()))
+    torch.testing.assert_close(
+        result.bias + result.contributions.sum(1) + result.residual, above(z)[[0, 1], [0, 1]].detach()
+    )
 
 
 def test_an_affine_part_above_needs_no_integration(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from auditor.errors import ShapeError
-from auditor.subject.layers import Layer, Layout, layout_of, suggest
+from auditor.subject.layers import Deviations, Layer, Layout, layout_of, reading_of, suggest
 
 
 @pytest.mark.parametrize(
@@ -127,3 +127,42 @@ def test_what_computes_nothing_is_not_suggested(kind):
     passive = Layer("passive", kind, (8, 5, 5), layout, True, True)
     assert suggest([conv, passive], 3) is conv
     assert suggest([passive], 3) is passive  # nothing else is there
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((3, 4, 5), Layout("map", 3, (4, 5))),
+        ((4, 4, 3), Layout("map-last", 3, (4, 4))),
+        ((22, 3), Layout("tokens", 3, (4, 5), 2)),
+        ((7,), Layout("vector", 7, (1, 1))),
+    ],
+)
+def test_deviations_begin_at_the_mean_and_come_back(shape, layout):
+    z = torch.randn(6, *shape, generator=torch.Generator().manual_seed(0))
+    reading = Deviations.from_mean(layout, z)
+    p = reading.to_positions(z)
+    assert p.shape == (6, layout.channels, layout.n_positions + layout.prefix)
+    torch.testing.assert_close(reading.from_positions(p, z), z)
+    torch.testing.assert_close(
+        p.mean(0) if layout.prefix else p.mean((0, 2)),
+        torch.zeros(p.shape[1:] if layout.prefix else p.shape[1]),
+        atol=1e-6,
+        rtol=0,
+    )
+    start = reading.from_positions(torch.zeros_like(p[:2]), z[:2])
+    assert torch.equal(start[0], start[1])  # the same for every image, class token included
+    torch.testing.assert_close(reading.gradient_to_positions(z), p + reading.start)
+    cells = reading.on_grid(p)
+    assert cells.shape[-1] == layout.n_positions
+    torch.testing.assert_close(cells + reading.on_grid(reading.start), layout.to_positions(z))
+    assert (layout.keeps_tokens, reading.keeps_tokens) == (layout.prefix > 0, False)
+    assert (layout.has_start, reading.has_start) == (False, True)
+    assert torch.equal(layout.on_grid(p), p)
+
+
+def test_only_what_is_signed_in_earnest_is_read_as_deviations():
+    layout, x = Layout("map", 2, (1, 50)), torch.linspace(-4, 4, 200).reshape(2, 2, 1, 50)
+    assert reading_of(layout, x).has_start
+    assert reading_of(layout, torch.nn.functional.silu(x)) is layout  # rests at zero, a little below here and there
+    assert reading_of(layout, x.abs()) is layout

@@ -25,7 +25,7 @@ def test_refining_lowers_the_error_of_a_basis(tiny, tiny_npz):
     shards = Shards(tiny, data, "relu", layout, FittedImages.each(len(data), 4), 5, 3, lambda *_: None)
     W = torch.rand(layout.channels, 2, generator=torch.Generator().manual_seed(0))
     X = torch.cat(list(shards()), 1)
-    from auditor.explainers.nmf.explainer import relative_error
+    from auditor.explainers.nmf.basis_choice import relative_error
 
     fit = shards.refine(W, signed=False, tol=1e-6)
     assert fit.W.shape == W.shape
