@@ -66,6 +66,8 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 )
 @click.option(
     "--explainers",
+    "--only",
+    "explainers",
     multiple=True,
     metavar="NAMES",
     help="Names of attached explainers; * means all. Default: all.  May be repeated, or hold commas.",

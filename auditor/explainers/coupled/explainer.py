@@ -46,6 +46,7 @@ from auditor.explainers.coupled.reading import read, rows_of
 from auditor.explainers.coupled.superclasses import read_superclasses
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.gallery import Gallery, Shot
+from auditor.explainers.restating import restating
 from auditor.kernels.factorization.coupled import Coupling, couple, project_coupled
 from auditor.kernels.factorization.coupled_columns import Penalties
 from auditor.kernels.networks.linear_cka import linear_cka
@@ -110,7 +111,10 @@ class CoupledExplainer(Explainer):
     kind: ClassVar[str] = "coupled"
     Config: ClassVar[type[ExplainerConfig]] = CoupledConfig
     headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error")
-    remedy: ClassVar[str] = "more concepts (--set rank=30), a finer grid (--set pool=7), or another layer"
+    remedy: ClassVar[str] = (
+        "more concepts (--set rank=30), a finer grid (--set pool=7), another layer, or, for many classes, kind "
+        "nmf, which has a basis per class"
+    )
 
     blocks_: list[Block]
     P_: list[Tensor]  # (rows, concepts) per block, for blocks divided by their scale
@@ -124,6 +128,7 @@ class CoupledExplainer(Explainer):
     sensitivity_: Tensor  # (concepts, classes)
     thumbs_: Tensor  # uint8 (examples, channels, THUMB, THUMB)
     gallery_: Gallery
+    remarks_: list[str]  # what the fit has to say of its concepts
 
     def fit(self, subject: Subject, data: Any, progress: Progress = silent) -> CoupledExplainer:
         """Fit the shared latent space; every n-th image is held out for the metrics."""
@@ -273,6 +278,7 @@ class CoupledExplainer(Explainer):
             "gallery": self.gallery_.captions(),
             **({} if self.label_names_ is None else {"label_names": list(self.label_names_)}),
             **({"superclasses": list(self.superclasses_)} if self.superclasses_ else {}),
+            **({"remarks": self.remarks_} if self.remarks_ else {}),
         }
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
@@ -285,6 +291,11 @@ class CoupledExplainer(Explainer):
         self.by_class_, self.class_score_ = tensors["by_class"], tensors["class_score"]
         self.sensitivity_ = tensors["tcav"]
         self.thumbs_, self.gallery_ = tensors["thumbs"], Gallery.restore(tensors, state["gallery"])
+        self.remarks_ = [str(remark) for remark in state.get("remarks", [])]
+
+    def remarks(self) -> list[str]:
+        """Return whether the concepts only restate the classes."""
+        return self.remarks_
 
     # inside
 
@@ -467,6 +478,7 @@ class CoupledExplainer(Explainer):
         by_class = torch.zeros(cfg.rank, subject.n_classes, dtype=torch.float64)
         counts = torch.zeros(subject.n_classes, dtype=torch.float64)
         agree = logit_error = 0.0
+        predicted: list[Tensor] = []
         images = batch.images
         if tuple(images.shape[1:]) != subject.input_shape:  # too few images to hold any out: small copies serve
             images = torch.nn.functional.interpolate(images, size=subject.input_shape[1:], mode="bilinear")
@@ -476,6 +488,7 @@ class CoupledExplainer(Explainer):
                 logits, outputs = subject.run(images[part], [self.layer_])
             z = outputs[self.layer_]
             targets = logits.argmax(1)
+            predicted.append(targets.cpu())
             S = f[:, part].T.unsqueeze(-1).to(z)
             c = contributions(subject, self.layer_, layout, z, logits, W.to(z), S, targets.tolist())
             labels = batch.labels[part] if self.label_names_ is None else torch.full_like(targets.cpu(), -1)
@@ -485,6 +498,7 @@ class CoupledExplainer(Explainer):
             by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
             counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
             progress("measuring", min(lo + cfg.batch_size, len(batch)), len(batch))
+        self.remarks_ = restating(f.T, torch.cat(predicted), "kind nmf with --set bases=class")
         self.by_class_ = (by_class / counts.clamp_min(1)).float()
         self.sensitivity_ = sensitivity.scores()
         for b, x, p in zip(self.blocks_, X, self.P_, strict=True):

@@ -38,6 +38,7 @@ from auditor.explainers.deepfacto.forms import Form, form_for, reordered, score_
 from auditor.explainers.deepfacto.score_heads import ScoreHead
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.gallery import Gallery
+from auditor.explainers.restating import restating
 from auditor.kernels.factorization.deepfacto import projected
 from auditor.kernels.factorization.nmf import factorize
 from auditor.metrics.attribute_probe import (
@@ -73,7 +74,10 @@ class DeepFactoExplainer(Explainer):
     Config: ClassVar[type[ExplainerConfig]] = DeepFactoConfig
     makes_network: ClassVar[bool] = True
     headline: ClassVar[tuple[str, ...]] = ("f_cls", "relative_error", "basis_stability")
-    remedy: ClassVar[str] = "a higher rank (--set rank=32), another layer (auditor layers), or more images"
+    remedy: ClassVar[str] = (
+        "a higher rank (--set rank=32), another layer (auditor layers), more images, or, for many classes, kind "
+        "nmf, which has a basis per class"
+    )
 
     M_: Tensor  # (channels, factors), columns of norm at most one, the most important first
     scale_: float  # root mean square of the layer: scores are in its units
@@ -338,6 +342,7 @@ class DeepFactoExplainer(Explainer):
             labelled = truth >= 0
             for name, logits in (("accuracy_before", model_logits), ("accuracy_warm", before), ("accuracy", after)):
                 self.metrics[name] = share(logits.argmax(1)[labelled] == truth[labelled])
+        self.remarks_ += restating(S[held].mean(-1), predicted, "kind nmf with --set bases=class")
         scale = float(S[held].amax().clamp_min(1e-30))
         self.metrics |= {
             "relative_error": relative_error(f[held], self.M_, S[held]),

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from auditor.errors import NumericsError
+from auditor.explainers.restating import restates_classes
 from auditor.kernels.factorization.nmf import factorize
 from auditor.kernels.factorization.projection import project
 
 STANDS_IN = 0.9  # share of images whose class one shared basis must keep, else every class gets its own
-RESTATES = 0.8  # mean share of a concept's scores that its class has: above it concepts are classes by other names
 TRIED = 64  # images on which that is tried
 POSITIONS = 10_000  # of all images, from which the shared basis is made where it is tried or stands beside others
 
@@ -54,36 +54,3 @@ def some_columns(X: Tensor, most: int = POSITIONS) -> Tensor:
 def relative_error(X: Tensor, W: Tensor) -> float:
     """Return |X - W S| / |X| with S the projection of X on W."""
     return float((X - W @ project(X, W)).norm() / X.norm().clamp_min(1e-30))
-
-
-def restating(activations: Tensor, classes: Tensor) -> list[str]:
-    """Return what must be said of a shared basis whose concepts are the classes; nothing where they are not.
-
-    >>> restating(torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4))[0][:62]
-    'the 3 concepts are the 3 classes under other names, which expl'
-    """
-    if not restates_classes(activations, classes):
-        return []
-    n = activations.shape[1]
-    return [
-        f"the {n} concepts are the {n} classes under other names, which explains nothing; go deeper: --set bases=class "
-        f"for concepts of every class, another rank (--set rank={3 * n}), or an earlier layer (auditor layers)"
-    ]
-
-
-def restates_classes(activations: Tensor, classes: Tensor) -> bool:
-    """Whether concepts are the classes: one of each, and each seen in images of its class alone.
-
-    ``activations`` (images, concepts) are mean scores, ``classes`` (images,) what is predicted.
-
-    >>> restates_classes(torch.eye(3).repeat(4, 1), torch.arange(3).repeat(4))
-    True
-    >>> restates_classes(torch.ones(12, 3), torch.arange(3).repeat(4))
-    False
-    """
-    present = sorted(set(classes.tolist()))
-    if len(present) != activations.shape[1]:
-        return False
-    by_class = torch.stack([activations[classes == k].double().mean(0) for k in present])  # (classes, concepts)
-    share, best = (by_class / by_class.sum(0).clamp_min(1e-30)).max(0)
-    return len(set(best.tolist())) == len(present) and float(share.mean()) >= RESTATES

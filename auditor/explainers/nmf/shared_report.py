@@ -12,7 +12,7 @@ from auditor.explainers.contributions import contributions
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.gallery import Gallery
 from auditor.explainers.layer_activations import harvest
-from auditor.explainers.nmf.basis_choice import restating
+from auditor.explainers.restating import restating
 from auditor.metrics.concept_groups import dominance, groups
 from auditor.progress import Progress
 from auditor.subject.layers import Layout
@@ -64,7 +64,8 @@ def measure_shared(
         by_class.index_add_(1, targets.cpu(), c.contributions.T.cpu())
         counts += torch.bincount(targets.cpu(), minlength=subject.n_classes)
     n = sums["n"]
-    e.remarks_ += restating(torch.cat(maps).mean(-1), torch.cat(predictions))
+    deeper = "--set bases=class for concepts of every class"
+    e.remarks_ += restating(torch.cat(maps).mean(-1), torch.cat(predictions), deeper)
     order = importance.argsort(descending=True, stable=True)
     e.take_basis(e.W_[:, order].contiguous())
     e.to_own_class_ = torch.zeros(k)
