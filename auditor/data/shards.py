@@ -191,8 +191,8 @@ class ShardedData(Data):
         if not len(self.sample):
             return {}
         first, last = self.sample.rows[0], self.sample.rows[-1]
-        known = ((shard, self._leaves.get(shard.index)) for shard in self.shards)
-        return {s.index: leaf for s, leaf in known if leaf is not None and s.stop > first and s.start <= last}
+        leaves = ((shard, self._leaves.get(shard.index)) for shard in self.shards)
+        return {s.index: leaf for s, leaf in leaves if leaf is not None and s.stop > first and s.start <= last}
 
     def add_leaves(self, leaves: Mapping[int, str]) -> None:
         """Take digests of shards that other processes have read; one that differs from what is known is an error."""

@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 
 from auditor.data.python_objects import pixels_of_any
-from auditor.data.source import Data, open_data
+from auditor.data.source import open_data
 from auditor.errors import DataError, OptionError
 from auditor.explainers.base import Explainer, ExplainerConfig
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.fitted_images import FittedImages
 from auditor.explainers.notebook import shown
 from auditor.explainers.rde.rate_curve import RateCurve, SmallestSet, descending, kept_up_to, measure, smallest_set
+from auditor.explainers.rde.reading import gather
 from auditor.explainers.rde.relevance_map import Budget, checked_rates
 from auditor.explainers.rde.search import COARSE_SIDES, CURVE_SHARES, FINE, RdeConfig, Search, SearchResult, cells
 from auditor.perturbation.pixel_flipping import pixel_flip
-from auditor.perturbation.replacement import Obfuscation, Statistics
+from auditor.perturbation.replacement import Obfuscation
 from auditor.progress import Progress, silent
 from auditor.subject.operations import operations
 from auditor.subject.subject import Subject
@@ -96,13 +97,13 @@ class RdeExplainer(Explainer):
         if cfg.target is not None:
             subject.class_index(cfg.target)
         checked_rates(cfg.rates, cells(cfg, subject.input_shape, torch.zeros(1, *subject.input_shape)).size)
-        statistics, held, parts = self._gather(subject, data, progress)
+        statistics, held, parts = gather(subject, data, cfg, progress)
         learn = parts.learn
         if cfg.reference is not None:
             if cfg.obfuscation != "reference":
                 raise OptionError(f"rde: a reference set needs obfuscation=reference, got {cfg.obfuscation}; set both.")
             reference = open_data(cfg.reference)
-            statistics = self._gather(subject, reference, progress)[0]
+            statistics = gather(subject, reference, cfg, progress)[0]
             if reference.digest != data.digest:  # then nothing was learned from the data itself
                 learn = torch.zeros_like(learn)
         self.obfuscation_ = Obfuscation.fitted(
@@ -167,33 +168,6 @@ class RdeExplainer(Explainer):
         self.limit_ = float(state["max_distortion"])
 
     # inside
-
-    def _gather(self, subject: Subject, data: Data, progress: Progress) -> tuple[Statistics, Tensor, FittedImages]:
-        """Return the statistics of the data, some images held out of them, and which rows are which."""
-        cfg: RdeConfig = self.config
-        random = torch.Generator().manual_seed(cfg.seed)
-        statistics: Statistics | None = None
-        parts = FittedImages.each(len(data), cfg.held_out_every)
-        choose = data.spaced(cfg.calibration_images, cfg.seed, parts.report)
-        parts = FittedImages(parts.learn, choose, parts.report & ~choose)
-        held: list[Tensor] = []
-        n_read = 0
-        for batch in data.batches(subject, cfg.batch_size):
-            part = slice(n_read, n_read + len(batch))
-            learn, n_read = parts.learn[part], part.stop
-            held.extend(batch.images[parts.choose[part]])
-            if bool(learn.any()):
-                shard = Statistics.of(batch.images[learn], random, cfg.rank, cfg.reference_size)
-                statistics = shard if statistics is None else statistics.merge(shard)
-            progress("gathering statistics", n_read, len(data))
-        if statistics is None or statistics.count < 2:
-            raise DataError(f"rde: wanted at least 2 images for the noise statistics, got {n_read}; give more data.")
-        if not held:
-            log.warning(
-                "rde: only %d images, none can be held out; the limit is calibrated on those of the fit", n_read
-            )
-            held = list(statistics.sample[: cfg.calibration_images])
-        return statistics, torch.stack(held), parts.first(n_read)
 
     def _explanations(
         self, subject: Subject, maps: SearchResult, logits: Tensor, targets: list[int], deadline: float | None

@@ -449,7 +449,8 @@ def read_examples(
     """Read activations, logits and labels of ``data``; each n-th image chooses or reports, in turn."""
     data.check_labels(subject)
     store, logits, labels = ActivationRows(len(data)), [], []
-    for batch, _, y, z in harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress):
+    passes = harvest(subject, data, layer, batch_size=cfg.batch_size, progress=progress, with_images=False)
+    for batch, _, y, z in passes:
         store.put(channels_first(z, layout.name).float().cpu())
         logits.append(y.float().cpu())
         labels.append(batch.labels)

@@ -8,8 +8,8 @@ done and leaves the block, and the others go on without it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
@@ -35,10 +35,12 @@ from auditor.explainers.xnn.heads import XHeads
 from auditor.explainers.xnn.training_checkpoint import read_checkpoint, write_checkpoint
 from auditor.kernels.networks.reconstruction_losses import live_pull_away, pull_away
 from auditor.progress import Progress, silent
+from auditor.runners.runner import as_many_threads, current
 
 log = logging.getLogger(__name__)
 CHECKPOINT_EVERY_S = 5.0
 BLOCK_NUMBERS = 40_000_000  # weights, gradients, moments and best weights of a block: 160 MB
+MOST_BLOCKS, LEAST_CLASSES = 8, 5  # blocks, so that as many workers can train, each of so many classes or more
 GAIN = 5e-3  # the part of its objective that a class must gain to go on
 
 
@@ -180,7 +182,13 @@ def fit_heads(
     resumed = checkpoint is not None and checkpoint.exists()
     if checkpoint is not None and resumed:
         read_checkpoint(checkpoint, stamp, run)
-    for rows in torch.split(torch.arange(len(classes)), block or block_size(heads)):
+    blocks = torch.split(torch.arange(len(classes)), block or block_size(heads))
+    if checkpoint is None and len(blocks) > 1:
+        _train_apart(
+            run, blocks, problem, judge, slope, BlockTraining(examples.Z, config, max_epochs, patience), progress
+        )
+        blocks = ()
+    for rows in blocks:
         if int(rows[-1]) < run.finished:
             continue
         chosen_heads = heads.select(rows)
@@ -206,9 +214,74 @@ def fit_heads(
 
 
 def block_size(heads: XHeads) -> int:
-    """Return how many classes are trained together: as many as `BLOCK_NUMBERS` allow."""
+    """Return how many classes are trained together: as many as `BLOCK_NUMBERS` allow, in up to `MOST_BLOCKS` blocks.
+
+    It follows from the heads alone and not from where they are trained: so the sums are the same everywhere.
+    """
     per_class = sum(p[0].numel() for p in heads.parameters())
-    return max(1, BLOCK_NUMBERS // (5 * per_class))
+    even = max(LEAST_CLASSES, -(-len(heads.v) // MOST_BLOCKS))
+    return max(1, min(even, BLOCK_NUMBERS // (5 * per_class)))
+
+
+@dataclass(frozen=True, eq=False)
+class ClassBlock:
+    """Some classes to train: their heads, numbers, targets to learn and to judge by, and slopes to start at."""
+
+    heads: XHeads
+    classes: Tensor
+    problem: Problem  # without the activations, which all blocks share
+    judge: Problem
+    slope: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTraining:
+    """Trains a block of classes wherever a runner has room; all blocks read the same activations Z."""
+
+    Z: Tensor
+    config: SraeConfig
+    max_epochs: int
+    patience: int
+    threads: int = field(default_factory=torch.get_num_threads)
+
+    def __call__(self, block: ClassBlock) -> Run:
+        """Return the block's heads, trained."""
+        with as_many_threads(self.threads):
+            problem, judge = replace(block.problem, Z=self.Z), replace(block.judge, Z=self.Z)
+            run = Run.of(block.heads, block.classes.tolist())
+            chosen_heads = block.heads.select(range(len(block.classes)))
+            state = start_state(chosen_heads, problem, self.config, run.classes)
+            if block.slope is not None:
+                start_at_slopes(chosen_heads, problem, block.slope, self.config.seed)
+            now = Block.start(torch.arange(len(block.classes)), state, judge, self.config)
+            _train_block(run, now, self.config, self.max_epochs, self.patience, None, "", silent)
+            return run
+
+
+def _train_apart(
+    run: Run,
+    blocks: Sequence[Tensor],
+    problem: Problem,
+    judge: Problem,
+    slope: Tensor | None,
+    work: BlockTraining,
+    progress: Progress,
+) -> None:
+    """Train all blocks by the current runner and take them over in their order."""
+    nothing = problem.Z[:0]
+
+    def items() -> Iterator[ClassBlock]:
+        for rows in blocks:
+            learn, choose = (replace(p.only(rows), Z=nothing) for p in (problem, judge))
+            slopes = None if slope is None else slope[rows]
+            yield ClassBlock(run.heads.select(rows), run.classes[rows], learn, choose, slopes)
+
+    for rows, trained in zip(blocks, current().map(work, items()), strict=True):
+        run.heads.replace(rows, trained.heads)
+        run.epochs[rows], run.reseeded[rows] = trained.epochs, trained.reseeded
+        run.diverged += trained.diverged
+        run.finished = int(rows[-1]) + 1
+        progress("training heads", run.finished, len(run.classes))
 
 
 def _train_block(

@@ -209,7 +209,7 @@ def test_a_class_that_gains_no_more_leaves_and_the_others_go_on():
 def test_blocks_are_as_large_as_memory_allows(monkeypatch):
     heads = random_heads(2)
     per_class = sum(p[0].numel() for p in heads.parameters())
-    for room, size in ((5 * per_class, 1), (10 * per_class, 2), (1, 1), (53 * per_class, 10)):
+    for room, size in ((5 * per_class, 1), (10 * per_class, 2), (1, 1), (53 * per_class, 5)):
         monkeypatch.setattr("auditor.explainers.xnn.head_training.BLOCK_NUMBERS", room)
         assert block_size(heads) == size
 
@@ -264,3 +264,8 @@ def test_a_broken_checkpoint_is_one_sentence(content, tmp_path):
             random_heads(1), random_examples(), [0], SraeConfig(), max_epochs=2, patience=1, checkpoint=file, stamp="a"
         )
     assert file.read_bytes() == content
+
+
+def test_blocks_are_as_many_as_workers_could_share():
+    sizes = {n: block_size(random_heads(n)) for n in (3, 10, 100, 1000)}
+    assert sizes == {3: 5, 10: 5, 100: 13, 1000: 125}
