@@ -94,7 +94,7 @@ class Site:
     def __init__(self, flask_app: Any, prefix: str = "", cache: AnswerCache | None = None) -> None:
         self.app, self.prefix, self.base = flask_app, prefix, f"{prefix}/auditor"
         self.cache = cache if cache is not None else AnswerCache()
-        self.trusted = _trusted()
+        _trusted()  # a folder that cannot be read stops the server now, not at the first page
         self.templates = environment(PAGE)
         self.templates.globals.update(base=self.base, prefix=prefix)
 
@@ -214,15 +214,24 @@ class Site:
     def _with_verdict(self, store: ServerStore, card: VersionCard) -> VersionCard:
         if card.gate is None:
             return card
+        try:
+            trusted = _trusted()  # as it is now: a key may have been revoked since the server started
+        except AuditError as error:
+            return replace(card, unverified=str(error))
         # per caller: what one may read, another may not
-        key = ("verdict", store.caller, card.name, card.version, str(card.created_ms), repr(card.gate))
-        checked: VersionCard = self.cache.get(key, lambda: check_verdict(store, card, self.trusted))
+        state = "" if trusted is None else repr(trusted.state())
+        key = ("verdict", store.caller, card.name, card.version, str(card.created_ms), repr(card.gate), state)
+        checked: VersionCard = self.cache.get(key, lambda: check_verdict(store, card, trusted))
         return replace(card, unverified=checked.unverified, signer=checked.signer, failed=checked.failed)
 
     def _timeline(self, model: Mapping[str, Any]) -> list[history.Entry]:
         """Return the newest entries of a model's history, the newest first, each checked against the one before."""
         tags = {str(t.get("key")): str(t.get("value", "")) for t in model.get("tags", [])}
-        return history.shown(history.verify(history.from_tags(tags), trusted=self.trusted))[::-1][:ENTRIES_SHOWN]
+        try:
+            trusted = _trusted()
+        except AuditError:  # the verdict's row says why
+            trusted = None
+        return history.shown(history.verify(history.from_tags(tags), trusted=trusted))[::-1][:ENTRIES_SHOWN]
 
     def _checks(self, store: ServerStore, card: VersionCard) -> list[Any]:
         keys = [(card.name, card.version, str(card.created_ms), e.name, e.digest, e.location) for e in card.explainers]

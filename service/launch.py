@@ -101,7 +101,9 @@ def remove_left_folders() -> None:
             try:
                 if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < YOUNG_S:
                     continue
-                if not folder.is_dir():
+                if folder.suffix == ".lock":  # of a folder that is gone: nobody will look for it again
+                    folder = folder.with_suffix("")
+                elif not folder.is_dir():
                     continue
                 os.close(_lock(folder))
             except OSError:  # in use, or just gone

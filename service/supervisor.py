@@ -59,6 +59,7 @@ def _stop() -> None:
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     if folder and Path(folder).name.startswith("auditor-metrics-"):
         shutil.rmtree(folder, ignore_errors=True)
+        Path(folder + ".lock").unlink(missing_ok=True)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(TIME_TO_STOP_S)
     os._exit(1)

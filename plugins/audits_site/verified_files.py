@@ -196,15 +196,25 @@ def _signer(store: ServerStore, card: VersionCard, trusted: TrustedKeys) -> str:
     """Return who signed the verdict; where the server trusts keys, a verdict that none of them signed is an error."""
     assert card.gate is not None
     digest, where = card.gate.digest, f"the verdict of {card.uri}"
-    for key in trusted.keys:
+    paths = [signature_path(digest, key.keyid) for key in trusted.keys]
+    if card.gate.signature not in ("", *paths):  # by a certificate: the tag says where, the certificate by whom
+        paths.append(card.gate.signature)
+    problem = ""
+    for path in paths:
         try:
-            content = store.read(card.name, card.version, signature_path(digest, key.keyid))
+            content = store.read(card.name, card.version, path)
         except TamperError:
             continue  # this key has signed nothing here
-        signed = open_envelope(content, trusted, where)
+        try:
+            signed = open_envelope(content, trusted, where)
+        except SignatureError as error:
+            problem = problem or str(error)
+            continue
         passed = signed.predicate.get("verificationResult") == "PASSED"
         if signed.subjects.get(VERDICT) == digest and passed == (card.gate.verdict == "pass"):
             return signed.key.name
+    if problem:
+        raise SignatureError(problem)
     raise SignatureError(f"{where} is signed by no key that this server trusts.")
 
 

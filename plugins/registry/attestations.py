@@ -108,24 +108,28 @@ def sign_stored(version: ModelVersion, location: str, digest: str, key: Signer) 
         sign_artifact(version, path, digest, key)
 
 
-def sign_audit(version: ModelVersion, audit: Audit, key: Signer | None = None) -> bool:
-    """Sign an audit as an in-toto test result; False where there is no key."""
-    key = key or current_signer()
-    if key is None:
-        return False
-    statement = make_statement(audited_subjects(audit), TEST_RESULT, test_result(audit))
-    _store(version, audit.digest, f"{key.keyid[:LENGTH]}.json", sign(statement, key))
-    return True
+def sign_audit(version: ModelVersion, audit: Audit, key: Signer | None = None) -> str:
+    """Sign an audit as an in-toto test result; return where that lies, empty where there is no key."""
+    return _sign_statement(
+        version, audit.digest, key, lambda: make_statement(audited_subjects(audit), TEST_RESULT, test_result(audit))
+    )
 
 
-def sign_verdict(version: ModelVersion, verdict: StoredVerdict, key: Signer | None = None) -> bool:
-    """Sign a verdict as a verification summary; False where there is no key."""
+def sign_verdict(version: ModelVersion, verdict: StoredVerdict, key: Signer | None = None) -> str:
+    """Sign a verdict as a verification summary; return where that lies, empty where there is no key."""
+    subjects, summary = judged_subjects(verdict), verification_summary(verdict)
+    return _sign_statement(version, verdict.digest, key, lambda: make_statement(subjects, SUMMARY, summary))
+
+
+def _sign_statement(
+    version: ModelVersion, digest: str, key: Signer | None, statement: Callable[[], dict[str, Any]]
+) -> str:
     key = key or current_signer()
     if key is None:
-        return False
-    statement = make_statement(judged_subjects(verdict), SUMMARY, verification_summary(verdict))
-    _store(version, verdict.digest, f"{key.keyid[:LENGTH]}.json", sign(statement, key))
-    return True
+        return ""
+    path = signature_path(digest, key.keyid)
+    _store(version, digest, path.rpartition("/")[2], sign(statement(), key))
+    return path
 
 
 def audited_subjects(audit: Audit) -> dict[str, str]:

@@ -74,6 +74,9 @@ def run_gate(
     version = resolve(uri, registered=True)
     base = None if baseline is None else resolve(baseline, registered=True)
     _check_options(version, base, rules, trusted, require_signed_audit)
+    for judged in (version, base):
+        if judged is not None:
+            _check_tags(judged)
     model = VersionModel(version, allow_pickle)
     source = _source(data)
     options: dict[str, Any] = {"config": config, "allow_pickle": allow_pickle, "progress": progress, "command": command}
@@ -95,7 +98,7 @@ def run_gate(
     gate = replace(gate, model=version.label, baseline="" if base is None else base.uri)
     if store:
         base_record = None if base_model is None else base_model.record
-        store_verdict(gate, version, model.record, audited, base_record, before_commit=sign_verdict)
+        store_verdict(gate, version, model.record, audited, base_record, sign=sign_verdict)
     promotion = promote if gate.verdict == "pass" else None
     if before_promotion is not None:
         before_promotion(replace(gate, promoted=promotion or ""))
@@ -143,6 +146,16 @@ def _check_options(
         raise OptionError(f"gate: the baseline {base.uri} is {version.label} itself; name another version.")
     if base is not None and version.root == base.root:
         raise OptionError(f"gate: the baseline {base.label} is a copy of {version.label}; name another version.")
+
+
+def _check_tags(version: ModelVersion) -> None:
+    """Raise where somebody has edited a tag that a verdict would rest on; its own tag is written anew."""
+    edited = [key for key in tags.altered(version.tags) if key != tags.GATE]
+    if edited:
+        raise TamperError(
+            f"gate: the tag {edited[0]} of {version.label} is not as it was written; restore it, or write it anew "
+            f"({tags.written_by(edited[0])})."
+        )
 
 
 def _check_unchanged(version: ModelVersion, model: ModelRecord, rules: Policy, audit: Audit | None) -> None:

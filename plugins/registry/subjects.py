@@ -199,8 +199,8 @@ def check_notes(version: ModelVersion) -> None:
 
 
 def _check_untagged(version: ModelVersion) -> None:
-    has_results = any(key.startswith((tags.EXPLAINER, tags.AUDIT, tags.ONNX)) for key in version.tags)
-    if has_results and _read(version, SUBJECT_FILE) is not None:
+    ours = (tags.MODEL, tags.EXPLAINER, tags.AUDIT, tags.ONNX)  # each is set beside or after the description's tag
+    if any(key.startswith(ours) for key in version.tags) and _read(version, SUBJECT_FILE) is not None:
         raise TamperError(
             f"{SUBJECT_FILE} of {version.label} has no tag {tags.SUBJECT} to be compared with, so whoever can write to "
             "the artifact store could have written it; run auditor describe with class names, mean and std."

@@ -98,6 +98,7 @@ class GateTag(_Tag):
     audit_digest: str = ""
     digest: str = ""  # of verdict.json; empty where a release before wrote no file
     location: str = ""
+    signature: str = ""  # where its signature lies, a hint: the signature itself is checked
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,17 @@ def altered(tags: Mapping[str, str]) -> list[str]:
     ([], ['auditor.gate'], [])
     """
     return sorted(key for key, value in tags.items() if key.startswith(SEALED) and not _is_whole(value))
+
+
+def written_by(key: str) -> str:
+    """Return what writes a tag of ours.
+
+    >>> written_by("auditor.explainer.c")
+    'auditor fit'
+    """
+    writers = {AUDIT: "auditor audit", GATE: "auditor gate", ONNX: "auditor export", EXPLAINER: "auditor fit"}
+    writers |= {STUDY: "auditor study new", STUDY_RESULTS: "auditor study results"}
+    return next((writer for prefix, writer in writers.items() if key.startswith(prefix)), "registering the model again")
 
 
 def _is_whole(value: str) -> bool:
@@ -245,7 +257,17 @@ def gate_tag(tags: Mapping[str, str]) -> GateTag | None:
     value = _object(tags[GATE])
     if value.get("verdict") not in ("pass", "fail"):
         return GateTag(problem=f"the tag {GATE} is not what a gate writes; run the gate again.")
-    names = ("verdict", "time", "policy", "policy_digest", "baseline", "audit_digest", "digest", "location")
+    names = (
+        "verdict",
+        "time",
+        "policy",
+        "policy_digest",
+        "baseline",
+        "audit_digest",
+        "digest",
+        "location",
+        "signature",
+    )
     texts = {k: _text(value.get(k)) for k in names}
     if texts["digest"]:
         problem = _pointer_problem(GATE, texts["digest"], texts["location"], "what a gate writes; run the gate again")

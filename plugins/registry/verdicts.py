@@ -49,9 +49,9 @@ def store_verdict(
     model: ModelRecord,
     audit: Audit,
     baseline: ModelRecord | None = None,
-    before_commit: Callable[[ModelVersion, StoredVerdict], object] | None = None,
+    sign: Callable[[ModelVersion, StoredVerdict], str] | None = None,
 ) -> StoredVerdict:
-    """Store a verdict beside the model; the tag is set last, after ``before_commit`` was called with the verdict."""
+    """Store a verdict beside the model; the tag is set last, after ``sign`` returned where it put a signature."""
     document = verdict_document(gate, version, model, audit, baseline)
     content = seal(document)
     digest = sha256(content)
@@ -60,6 +60,7 @@ def store_verdict(
         (Path(folder) / FILE).write_bytes(content)
         version.repository().log_artifacts(folder, location)
         check_content(_read(version, f"{location}/{FILE}"), digest, f"{location}/{FILE}", AGAIN)
+        stored = StoredVerdict(document, digest)
         tag = GateTag(
             gate.verdict,
             document["time"],
@@ -71,10 +72,8 @@ def store_verdict(
             audit_digest=gate.audit_digest,
             digest=digest,
             location=location,
+            signature="" if sign is None else sign(version, stored),
         )
-        stored = StoredVerdict(document, digest)
-        if before_commit is not None:
-            before_commit(version, stored)
         digests = {"verdict.json": digest, "audit.json": gate.audit_digest}
         with history.noted(version, "gate", digests, gate.verdict):
             set_tag(version, tags.GATE, tag.encode())

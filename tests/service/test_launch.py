@@ -106,9 +106,14 @@ def test_folders_of_killed_servers_are_removed(registry, started, monkeypatch, t
         os.utime(folder, (1, 1))
     descriptor = os.open(tmp_path / "auditor-metrics-used.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
+    alone = tmp_path / "auditor-metrics-alone.lock"  # its worker removed the folder
+    alone.touch()
+    for lock in (alone, tmp_path / "auditor-metrics-used.lock"):
+        os.utime(lock, (1, 1))
     run_server(MODEL, host="127.0.0.1", port=free_port())
     os.close(descriptor)
     assert [folder.exists() for folder in (left, used, young)] == [False, True, True]
+    assert [path.name for path in tmp_path.glob("*.lock")] == ["auditor-metrics-used.lock"]
 
 
 @pytest.mark.parametrize(

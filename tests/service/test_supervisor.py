@@ -58,6 +58,8 @@ def test_without_a_supervisor_there_is_nothing_to_follow(monkeypatch, value):
 def test_the_process_ends_and_leaves_no_metrics(other, tmp_path):
     folder = tmp_path / "auditor-metrics-x"
     folder.mkdir()
+    lock = tmp_path / "auditor-metrics-x.lock"
+    lock.touch()
     code = (
         "import time; from auditor.service.supervisor import follow_supervisor as follow; follow(); "
         "print(1, flush=True); time.sleep(600)"
@@ -70,3 +72,4 @@ def test_the_process_ends_and_leaves_no_metrics(other, tmp_path):
     assert worker.wait(60) != 0
     worker.stdout.close()
     assert not folder.exists()
+    assert not lock.exists()

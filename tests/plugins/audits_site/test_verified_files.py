@@ -13,12 +13,16 @@ from auditor.plugins.audits_site.rest_store import Refused
 from auditor.plugins.audits_site.verified_files import (
     AnswerCache,
     check_explainer,
+    check_verdict,
     of_document,
     read_audit,
     read_report,
 )
 from auditor.plugins.audits_site.version_card import version_card
-from auditor.plugins.registry.tags import AuditTag, ExplainerTag
+from auditor.plugins.registry.attestations import signature_path
+from auditor.plugins.registry.tags import GATE, AuditTag, ExplainerTag, GateTag
+from auditor.signing.keys import new_key, read_trusted, revoke
+from tests.auditor.signing.authority import Issuer, person
 
 TENSORS = b"\x01tensors"
 MANIFEST = {
@@ -188,3 +192,56 @@ def test_findings_to_look_at_are_shown_and_others_are_not():
     assert read.not_measured == ""
     skipped = of_document({"reliance": {"status": "skipped", "reason": "too small"}})
     assert (skipped.not_measured, skipped.relied) == ("too small", ())
+
+
+def judged_by(path):
+    """A card with a verdict that was signed by a private key, and the store that holds both."""
+    from auditor.plugins.registry.attestations import judged_subjects, signature_path, verification_summary
+    from auditor.plugins.registry.verdicts import StoredVerdict
+    from auditor.signing.keys import read_signing_key
+    from auditor.signing.statements import SUMMARY, make_statement, sign
+
+    document = {
+        "model": "models:/m/3", "verdict": "pass", "audit_digest": "a" * 64, "model_digest": "b" * 64, "files": {},
+        "explainers": {}, "onnx": "", "data_digest": "c" * 64, "policy": "p.toml", "policy_digest": "d" * 64,
+        "baseline_digest": "", "time": "2026-11-18T00:00:00+00:00",
+    }  # fmt: skip
+    content = seal(document)
+    verdict = StoredVerdict(document, sha256(content))
+    key = read_signing_key(path)
+    envelope = sign(make_statement(judged_subjects(verdict), SUMMARY, verification_summary(verdict)), key)
+    where = signature_path(verdict.digest, key.keyid)
+    tag = GateTag("pass", audit_digest="a" * 64, digest=verdict.digest, location="auditor/verdicts/1", signature=where)
+    card = version_card({"name": "m", "version": "3", "tags": [{"key": GATE, "value": tag.encode()}]})
+    return card, Store({"auditor/verdicts/1/verdict.json": content, where: envelope})
+
+
+def test_a_verdict_signed_with_a_certificate_counts_while_its_authority_vouches_for_it(tmp_path):
+    pytest.importorskip("securesystemslib")
+    acme = Issuer("acme")
+    path, certificate = person(acme, "gatekeeper", tmp_path / "secret")
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    (folder / "acme.crt").write_bytes(acme.pem())
+    card, store = judged_by(path)
+    checked = check_verdict(store, card, read_trusted(folder))
+    assert (checked.signer, checked.unverified) == ("acme/gatekeeper", "")
+    (folder / "acme.crl").write_bytes(acme.revoked(certificate))
+    checked = check_verdict(store, card, read_trusted(folder))
+    assert checked.signer == ""
+    assert "does not count for acme" in checked.unverified
+
+
+def test_a_damaged_signature_beside_a_good_one_changes_nothing(tmp_path):
+    pytest.importorskip("securesystemslib")
+    names = ("anna", "gatekeeper")
+    keys = {name: new_key(name, tmp_path)[0] for name in names}
+    card, store = judged_by(keys["gatekeeper"])
+    trusted = read_trusted(tmp_path)
+    anna = next(key for key in trusted.keys if key.name == "anna")
+    store.files[signature_path(card.gate.digest, anna.keyid)] = b"{}"
+    assert check_verdict(store, card, trusted).signer == "gatekeeper"
+    revoke("gatekeeper", tmp_path)
+    checked = check_verdict(store, card, read_trusted(tmp_path))
+    assert checked.signer == ""
+    assert checked.unverified

@@ -207,6 +207,17 @@ def test_a_hand_made_verdict_is_none(version):
         latest_verdict(uri)
 
 
+def test_an_edited_tag_is_no_ground_for_a_verdict(version):
+    """A stored audit that ``verify`` calls edited was judged all the same, and its version promoted."""
+    uri, _, policy = version
+    current = resolve(uri)
+    tag = json.loads(current.tags[tags.AUDIT])
+    set_tag(current, tags.AUDIT, json.dumps({**tag, "time": "2031-01-01"}, sort_keys=True))
+    with pytest.raises(TamperError, match=r"the tag auditor\.audit of models:/judged/1 is not as it was written"):
+        run_gate(uri, policy, promote="best")
+    assert aliases(uri) == []
+
+
 def test_a_verdict_of_another_version_is_none(version, tiny):
     uri, _, policy = version
     run_gate(uri, policy)

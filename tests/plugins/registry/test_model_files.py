@@ -123,6 +123,14 @@ def test_class_names_in_the_store_are_not_believed_without_a_tag(attached, tiny)
     assert "no tag auditor.subject" in problems["subject.json"]
 
 
+def test_class_names_of_a_pinned_model_need_their_tag_too(registry, tiny):
+    uri = plugins.log_subject(tiny, "pinned-alone", experiment="tests")
+    check_notes(resolve(uri))
+    mlflow.MlflowClient().delete_model_version_tag("pinned-alone", "1", tags.SUBJECT)
+    (problem,) = [x.problem for x in plugins.verify(uri)]
+    assert "no tag auditor.subject" in problem
+
+
 def test_what_was_registered_by_plain_mlflow_is_pinned_when_something_is_attached(registry, tiny, tiny_npz):
     with mlflow.start_run():
         mlflow.pytorch.log_model(

@@ -40,12 +40,17 @@ def test_what_is_stored_is_read_back(version, checks, verdict):
     where, subject = version
     assert latest_verdict(where) is None
     seen = []
+
+    def signing(version, verdict):
+        seen.append((latest_verdict(version.uri), verdict))
+        return "auditor/signatures/1/2.json"
+
     stored = store_verdict(
         gate_of(where, *checks),
         where,
         subject,
         AUDIT,
-        before_commit=lambda v, s: seen.append((latest_verdict(v.uri), s)),
+        sign=signing,
     )
     assert seen == [(None, stored)]  # the tag comes last
     now = resolve(where.uri)
@@ -58,6 +63,7 @@ def test_what_is_stored_is_read_back(version, checks, verdict):
     assert (again.document["data_digest"], again.document["onnx"]) == ("d" * 64, "")
     assert again.document["baseline_digest"] == ""
     tag = tags.gate_tag(now.tags)
+    assert tag.signature == "auditor/signatures/1/2.json"
     assert (tag.checks, tag.failed) == (len(checks), ("model/1",) if "fail" in checks else ())
     entry = history.entries(now.name)[-1]
     assert (entry.action, entry.detail, entry.version) == ("gate", verdict, now.version)
@@ -77,7 +83,7 @@ def test_what_stops_before_the_tag_leaves_no_verdict(version):
         raise OSError("no key")
 
     with pytest.raises(OSError, match="no key"):
-        store_verdict(gate_of(where, "pass"), where, subject, AUDIT, before_commit=fails)
+        store_verdict(gate_of(where, "pass"), where, subject, AUDIT, sign=fails)
     assert latest_verdict(where.uri) is None
 
 
