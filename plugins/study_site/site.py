@@ -20,7 +20,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -264,6 +264,8 @@ class StudySite:
             try:
                 body = await _body(request) if request.method == "POST" else {}
                 answer = await run_in_threadpool(handler, request, body)
+            except ClientDisconnect:  # a lost connection: there is nobody to answer, and nothing is half saved
+                return Response(status_code=400)
             except AnswerError as error:
                 return _problem(error.code, str(error))
             except AuditError as error:

@@ -44,7 +44,7 @@ export function grouping(step, draft, pictures, onChange) {
     if (which === null || v === undefined) return line;
     if (step.slots.contributions) {
       const shown = Math.abs(v) < 0.005 ? 0 : v;
-      line.classList.add(shown >= 0 ? "pos" : "neg");
+      if (shown) line.classList.add(shown > 0 ? "pos" : "neg");
       line.textContent = `${shown > 0 ? "+" : shown < 0 ? "\u2212" : ""}${Math.abs(shown).toFixed(2)}`;
     } else line.textContent = v.toFixed(2);
     return line;

@@ -82,7 +82,7 @@ def begin(page, address, code="open-code"):
     page.check("#agree")
     with page.expect_response(lambda reply: reply.url.endswith("/api/begin")) as sent:
         page.click("#next")
-    page.wait_for_selector(".card")
+    page.wait_for_selector(".card, fieldset")
     return sent.value.json()
 
 
@@ -152,9 +152,10 @@ def answer(page, place=by_key, groups=None):
         until(page, FULL)
         for n, key in enumerate(ungrouped(page)):
             place(page, key, groups[key] if groups and key in groups else 1 + n % 4)
-    elif what in ("confidence", "rating"):
+    elif what in ("questions", "confidence", "rating"):
         for box in page.query_selector_all("fieldset"):
-            box.query_selector_all("input")[4].check()
+            inputs = box.query_selector_all("input")
+            inputs[min(4, len(inputs) - 1)].check()
 
 
 def go_on(page):

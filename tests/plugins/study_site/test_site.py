@@ -209,6 +209,25 @@ def test_every_reply_is_kept_from_caches_and_other_sites(app):
         assert client.get(f"/static/{name}").status_code == 200
 
 
+def test_a_connection_lost_within_a_request_is_no_error_of_ours(app, site):
+    import anyio
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/open/api/answer", "query_string": b"", "http_version": "1.1",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", b"999")],
+    }  # fmt: skip
+    parts = [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return parts.pop(0)
+
+    async def send(message):
+        pass
+
+    anyio.run(app, scope, receive, send)  # it used to be a stack trace in the server's log
+    assert site.store.everybody() == []
+
+
 def test_nothing_of_who_asks_is_stored(app, site, tmp_path):
     headers = {"user-agent": "Secret/1.0", "x-forwarded-for": "203.0.113.77", "referer": "http://mail.test/jane"}
     client = TestClient(app, base_url="http://study.test", headers=headers, client=("198.51.100.23", 1))
