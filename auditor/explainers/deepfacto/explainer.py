@@ -13,6 +13,8 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -35,6 +37,7 @@ from auditor.explainers.deepfacto.examples import (
 from auditor.explainers.deepfacto.factor_admm import activations_of, check_memory
 from auditor.explainers.deepfacto.factorized_network import FactorizedNetwork, ScoreLayer
 from auditor.explainers.deepfacto.forms import Form, form_for, reordered, score_head
+from auditor.explainers.deepfacto.page import Followed, followed_attributes
 from auditor.explainers.deepfacto.score_heads import ScoreHead
 from auditor.explainers.explanation import Concept, Explanation, class_scores
 from auditor.explainers.gallery import Gallery
@@ -89,6 +92,7 @@ class DeepFactoExplainer(Explainer):
     status_: str
     passes_: int  # over the images, at most
     remarks_: list[str]
+    followed_: list[Followed]  # attributes that single factors follow; none without a file of attributes
     gallery_: Gallery
 
     def __init__(self, config: ExplainerConfig | None = None, /, **options: Any) -> None:
@@ -242,7 +246,16 @@ class DeepFactoExplainer(Explainer):
         """Return the layer's scale, how the training ended and the gallery's captions."""
         numbers = {"scale": self.scale_, "status": self.status_, "passes": self.passes_, "form": self.form_}
         numbers["remarks"] = self.remarks_
+        numbers |= {"followed": [f.to_json() for f in self.followed_]} if self.followed_ else {}
         return {**numbers, "gallery": self.gallery_.captions()}
+
+    def write_page(
+        self, subject: Subject, path: str | Path, explanation: Explanation | None = None, image: Tensor | None = None
+    ) -> Path:
+        """Write the page of the factors, and of the attributes that single ones follow."""
+        from auditor.explainers.deepfacto.page import DeepFactoPage
+
+        return DeepFactoPage(self, subject).write(path)
 
     def restore(self, tensors: dict[str, Tensor], state: dict[str, Any], files: dict[str, bytes]) -> None:
         """Restore a stored factorization."""
@@ -250,6 +263,7 @@ class DeepFactoExplainer(Explainer):
         self.passes_ = int(state.get("passes", PASSES))
         self.form_ = str(state.get("form", "linear"))  # the only one of the first releases
         self.remarks_ = [str(text) for text in state.get("remarks", [])]
+        self.followed_ = [Followed.from_json(entry) for entry in state.get("followed", [])]
         self.head_ = {k: v for k, v in tensors.items() if k.startswith(("head.", "lift.", "above."))}
         self.weights_ = {k.removeprefix("weights."): v for k, v in tensors.items() if k.startswith("weights.")}
         self.importance_, self.by_class_ = tensors["importance"], tensors["by_class"]
@@ -365,7 +379,20 @@ class DeepFactoExplainer(Explainer):
         gallery = Gallery(len(order), self.config.top_images, cut.layout.grid)
         gallery.offer(examples.batch, S[:, order])
         self.gallery_ = gallery
+        self.followed_ = self._followed(S[:, order].mean(-1), examples, attributes)
         self.metrics = {k: v for k, v in self.metrics.items() if not math.isnan(v)}
+
+    def _followed(self, amounts: Tensor, examples: FactorExamples, attributes: Attributes) -> list[Followed]:
+        """Return which factors follow which attributes, and which pictures of the gallery show who has them."""
+        if self.config.attributes is None:
+            return []
+        row_of = {name: i for i, name in enumerate(examples.batch.ids)}
+        results = []
+        for f in followed_attributes(amounts, examples.held, attributes):
+            marks = attributes.values[:, attributes.names.index(f.attribute)]
+            shots = self.gallery_.shots[f.factor]
+            results.append(replace(f, has=tuple(bool(marks[row_of[shot.id]]) for shot in shots)))
+        return results
 
     def _measure_export(self, cut: BelowLayer, f: Tensor, S: Tensor, held: Tensor) -> None:
         """Choose the steps of the unrolled projection on learned images; on held-out ones say how far it is off."""
