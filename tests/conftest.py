@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -19,13 +18,12 @@ import pytest
 import torch
 from click.testing import CliRunner
 from torch import nn
-from torch.export import exported_program
 
 from auditor import Subject, open_data
 from auditor.demo import train_digits
+from tests import quick_export
 
-# torch lists all its composite operations twice for each graph that is traced, a third of the time of a small one
-exported_program._collect_all_valid_cia_ops = functools.cache(exported_program._collect_all_valid_cia_ops)
+quick_export.install()
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from auditor.explainers import explain_runs
 from auditor.explainers.answer import ExplainedModel, answer_images
 from auditor.explainers.answer_options import AnswerOptions
 from auditor.explainers.explain_runs import explain_all
-from auditor.explainers.explanation_table import SCHEMA, read_about, table_of
+from auditor.explainers.explanation_table import read_about
 from tests.stores import picture, settle, write_folder
 
 OPTIONS = AnswerOptions(stability="off", heatmaps="none")
@@ -143,11 +143,3 @@ def test_an_explanation_of_every_image_can_be_written_to_a_bucket(model, s3, pho
         body = s3.get_object(Bucket="photos", Key=key)["Body"].read()
         assert pq.read_table(pa.BufferReader(body)).equals(pq.read_table(tmp_path / "out" / key.rpartition("/")[2]))
     assert explain_all(model, open_data(photos), "s3://photos/out", OPTIONS).parts_before == len(keys)
-
-
-def test_a_table_has_the_schema_and_its_metadata_whatever_is_in_it():
-    empty = table_of([], {"model": {"digest": "ab"}})
-    assert empty.schema.equals(SCHEMA)
-    assert read_about(empty.schema.metadata) == {"model": {"digest": "ab"}, "schema_version": 1}
-    assert read_about({b"auditor.x": b"{", b"other": b"1"}) == {}
-    assert read_about(None) == {}

@@ -1,0 +1,57 @@
+"""Pictures of a study: what a participant sees is the image, whole pixels enlarged, and shapes nobody has to know."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from auditor.study.pictures import SHAPES, SMALLEST_SIDE, heat_png, image_png, practice_pictures
+
+
+def pixels(png):
+    picture = Image.open(io.BytesIO(png))
+    return np.asarray(picture.convert("RGBA") if picture.mode == "P" else picture)
+
+
+def test_a_small_image_is_enlarged_by_a_whole_factor():
+    image = torch.rand(3, 13, 17, generator=torch.Generator().manual_seed(0))
+    picture = pixels(image_png(image))
+    times = 10  # 17 * 9 = 153 is still below the smallest side
+    assert picture.shape == (13 * times, 17 * times, 3)
+    assert max(picture.shape) >= SMALLEST_SIDE
+    blocks = picture.reshape(13, times, 17, times, 3)
+    assert (blocks == blocks[:, :1, :, :1]).all()
+    assert np.abs(blocks[:, 0, :, 0] / 255 - image.permute(1, 2, 0).numpy()).max() < 0.005  # eight bits
+
+
+def test_a_large_image_keeps_its_size():
+    assert pixels(image_png(torch.zeros(1, SMALLEST_SIDE, 30))).shape[:2] == (SMALLEST_SIDE, 30)
+
+
+def test_a_heatmap_is_a_layer_of_the_image_s_proportions_that_covers_where_the_heat_is():
+    heat = torch.zeros(4, 6)
+    heat[:, :3] = 1.0
+    for against, channel in ((False, 0), (True, 2)):
+        layer = pixels(heat_png(heat, (40, 60), against))
+        assert layer.shape[0] / layer.shape[1] == pytest.approx(40 / 60, abs=0.01)
+        left, right = layer[20, 10], layer[20, -5]
+        assert left[3] > 100
+        assert right[3] == 0
+        assert left[channel] == left[:3].max()  # red for, blue against
+
+
+def test_mass_on_single_pixels_is_smoothed_and_stays_visible():
+    heat = torch.zeros(80, 80)
+    heat[::5, ::5] = 1 / 256  # shares out mass 1
+    alpha = pixels(heat_png(heat, (80, 80), False))[..., 3]
+    assert (alpha > 0).mean() > 0.9
+    assert alpha.max() > 150
+
+
+def test_shapes_to_practise_on_are_as_many_sorts_as_groups_and_never_change():
+    pictures = practice_pictures(3)
+    assert len(pictures) == SHAPES
+    assert pictures == practice_pictures(3) != practice_pictures(4)
+    assert {pixels(png).shape for png in pictures.values()} == {(SMALLEST_SIDE, SMALLEST_SIDE, 3)}
