@@ -16,6 +16,7 @@ from auditor.attribution.heatmap_png import heat_layers
 SMALLEST_SIDE = 160  # images below are enlarged, pixel by pixel
 SHAPES = 8  # images of the practice batch
 FULL_AT = 0.98  # a density's colour is full from this quantile on
+FEWEST_CELLS = 100  # of a grid whose quantile says something
 
 
 def image_png(image: Tensor) -> bytes:
@@ -31,11 +32,14 @@ def image_png(image: Tensor) -> bytes:
 def heat_png(heatmap: Tensor, size: tuple[int, int], against: bool) -> bytes:
     """Return a heatmap as a transparent layer over an image of ``size``: red for, blue against.
 
-    Mass that is shared out over single pixels is smoothed first, as everywhere in this package.
+    Mass that is shared out over single pixels is smoothed first, as everywhere in this package. Mass on a coarser grid
+    has its full colour where that of pixels has: people compare conditions, and must see all heatmaps equally well.
     """
     heat = heatmap.detach().float().cpu().clamp_min(0)
-    if is_density(heat):
+    is_fine = is_density(heat)
+    if is_fine:
         heat = smoothed(heat)
+    if is_fine or (heat.numel() >= FEWEST_CELLS and abs(float(heat.sum()) - 1) < 1e-2):
         top = heat.flatten().kthvalue(max(1, round(FULL_AT * heat.numel()))).values.clamp_min(1e-30)
         heat = (heat / top).clamp_max(1.0)
         scale = max(1, max(heat.shape) // 96)

@@ -16,11 +16,11 @@ def store_everywhere(results: Results, page: str) -> list[str]:
     """
     for label in results.study.models:
         version = resolve(label, registered=True)
-        own = {
+        of_version = {
             "metrics": {name: m.to_json() for name, m in results.of_model(label).items()},
             "model_digests": sorted({d.model_digest for d in results.study.data if d.model == label}),
         }
-        store_results(version, results.study, {**results.to_json(), **own}, {"results.html": page.encode()})
+        store_results(version, results.study, {**results.to_json(), **of_version}, {"results.html": page.encode()})
         version = resolve(label, registered=True)  # with the tag of now
         audit = latest_audit(version)
         if audit is not None:

@@ -134,8 +134,8 @@ class StudySite:
         ):
             raise AnswerError("That is not the code of this study; check how it is written.", "wrong_code")
         attempt = body.get("attempt")
-        own = attempt if isinstance(attempt, str) and ATTEMPT.fullmatch(attempt) else None
-        token, who = self.store.begin(link, own)
+        secret = attempt if isinstance(attempt, str) and ATTEMPT.fullmatch(attempt) else None
+        token, who = self.store.begin(link, secret)
         answer = JSONResponse(self._state(who))
         secure = request.url.scheme == "https"
         path = _base(request)

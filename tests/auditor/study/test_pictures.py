@@ -50,6 +50,18 @@ def test_mass_on_single_pixels_is_smoothed_and_stays_visible():
     assert alpha.max() > 150
 
 
+def test_mass_on_a_coarse_grid_is_seen_as_well_as_mass_on_pixels():
+    """Heatmaps of heads stop at a layer; beside the smoothed one of the class they were next to invisible."""
+    rows, columns = torch.meshgrid(torch.arange(27.0), torch.arange(27.0), indexing="ij")
+    coarse = torch.exp(-((rows - 13) ** 2 + (columns - 9) ** 2) / 18)
+    coarse[0, 0] = 12.0  # a single hot cell
+    coarse = coarse / coarse.sum()
+    fine = coarse.repeat_interleave(8, 0).repeat_interleave(8, 1) / 64
+    seen = [(pixels(heat_png(heat, (216, 216), False))[..., 3] > 90).mean() for heat in (coarse, fine)]
+    assert seen[0] == pytest.approx(seen[1], rel=0.3)
+    assert seen[0] > 0.03
+
+
 def test_shapes_to_practise_on_are_as_many_sorts_as_groups_and_never_change():
     pictures = practice_pictures(3)
     assert len(pictures) == SHAPES
