@@ -50,6 +50,54 @@ class Partition:
         return self.labels.expand(len(images), -1) if len(self.labels) == 1 else self.labels[images]
 
 
+@dataclass(frozen=True, eq=False)
+class Regions(Partition):
+    """Cells of a grid, mixed: a coefficient stands for a soft region around its cell, and a mask is a sum of regions.
+
+    ``rows`` and ``columns`` are symmetric and doubly stochastic, so masks stay in [0, 1] and keep their sum, and
+    spreading is its own adjoint.
+    """
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    @classmethod
+    def around(cls, cells: Partition, width: float) -> Regions:
+        """Return soft regions, Gaussians of ``width`` cells, over a grid of cells."""
+        if cells.layout is None:
+            raise OptionError("relevance regions: soft regions need cells in a grid; take cells=grid or smooth=0.")
+        rows, columns = (_spreading(n, width) for n in cells.layout)
+        return cls(cells.shape, cells.size, cells.labels, cells.layout, rows, columns)
+
+    def spread(self, s: Tensor) -> Tensor:
+        """Return masks of cells (…, m) for coefficients of regions (…, m)."""
+        assert self.layout is not None
+        assert self.rows is not None
+        assert self.columns is not None
+        on_grid = self.rows.to(s) @ s.reshape(-1, *self.layout) @ self.columns.to(s)
+        return on_grid.reshape(s.shape)
+
+    def expand(self, s: Tensor, images: Tensor) -> Tensor:
+        """Return masks (rows, C, H, W) for coefficients (rows, m)."""
+        return super().expand(self.spread(s), images)
+
+    def gather(self, grad: Tensor, images: Tensor) -> Tensor:
+        """Return the gradient by the coefficients (rows, m) of one by the image."""
+        return self.spread(super().gather(grad, images))
+
+
+def _spreading(n: int, width: float) -> Tensor:
+    """Return a Gaussian over n cells in a row, mirrored at the ends; rows and columns sum to one."""
+    reach = min(n, max(1, math.ceil(4 * width)))
+    bell = torch.exp(-torch.arange(-reach, reach + 1, dtype=torch.float64).square() / (2 * width**2))
+    bell /= bell.sum()
+    matrix = torch.zeros(n, n, dtype=torch.float64)
+    for shift, weight in zip(range(-reach, reach + 1), bell, strict=True):
+        at = (torch.arange(n) + shift) % (2 * n)  # a row of cells and its mirror image, again and again
+        matrix[torch.arange(n), torch.where(at < n, at, 2 * n - 1 - at)] += weight
+    return matrix.float()
+
+
 def components(shape: tuple[int, int, int]) -> Partition:
     """Return one cell per component (pixel and channel)."""
     return Partition(shape, math.prod(shape), layout=shape[1:] if shape[0] == 1 else None)

@@ -15,9 +15,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from auditor.errors import OptionError
+from auditor.attribution.baselines import METHODS
+from auditor.errors import LayerError, OptionError
 from auditor.explainers.base import HoldOutConfig
 from auditor.explainers.rde.relevance_map import (
+    WARM_T0,
     Budget,
     Distortion,
     Method,
@@ -30,13 +32,15 @@ from auditor.explainers.rde.relevance_map import (
     multi_rate,
     ordering,
 )
-from auditor.perturbation.cells import Partition, components, grid, pixels, refined, superpixels
+from auditor.perturbation.cells import Partition, Regions, components, grid, pixels, refined, superpixels
 from auditor.perturbation.distortion import AssumedDensity, MonteCarlo, Problems, Resampled
 from auditor.perturbation.gaussian_moments import ClosedFormError
 from auditor.perturbation.replacement import Kind, Obfuscation
 from auditor.subject.subject import Subject
 
 log = logging.getLogger(__name__)
+
+WARM_MAPS = {name: METHODS[name] for name in ("Grad-CAM", "occlusion")}
 
 FINE = 1024  # pixels up to which an image is small: its pixels are the cells, and no coarser grid comes first
 COMPONENTS_AT_ONCE = 2_000_000  # of images in one pass of the network with gradients
@@ -80,6 +84,12 @@ class RdeConfig(HoldOutConfig):
     rule: Rule = Field(default="monotone", description="Step size rule.")
     lipschitz: float = Field(default=1.0, gt=0, description="Curvature bound of the short step rule.")
     lazy: bool = Field(default=False, description="Reuse old vertices before asking the oracle.")
+    warm_start: Literal["none", "grad-cam", "occlusion", "both"] = Field(
+        default="none", description="A map whose first cells are where each rate begins; both: the mean of their ranks."
+    )
+    smooth: float = Field(
+        default=0.0, ge=0, description="Masks are sums of soft regions so many cells wide; 0: of single cells."
+    )
     path: RatePath = Field(
         default="down", description="A rate starts at the next larger one's solution, the next smaller one's, or zero."
     )
@@ -143,7 +153,14 @@ class Search:
                 for k, v, d, g in rows
             ]
             return SearchResult(score, partition, name, solver, notes, fresh)
-        relevance = self._by_levels(objective, levels, len(x), rates, budget)
+        start = None
+        if cfg.warm_start != "none":
+            try:
+                start, levels = self._warm(problems, rates), levels[-1:]
+            except LayerError as error:
+                notes.append(f"no warm start: {error}")
+                log.warning("rde: %s", notes[-1])
+        relevance = self._by_levels(objective, levels, len(x), rates, budget, start)
         if len(relevance.rates) < len(rates):
             notes.append(f"time was up before {len(rates) - len(relevance.rates)} of {len(rates)} rates had their turn")
         if relevance.failed():
@@ -151,9 +168,21 @@ class Search:
             log.warning("rde: %s", notes[-1])
         return SearchResult(relevance.score, partition, name, _certificates(relevance, fresh), notes, fresh)
 
-    def _method(self) -> Method:
+    def _method(self, from_start: bool) -> Method:
         cfg = self.config
-        return Method(cfg.variant, cfg.rule, cfg.lazy, cfg.lipschitz)
+        return Method(cfg.variant, cfg.rule, cfg.lazy, cfg.lipschitz, t0=WARM_T0 if from_start else 0)
+
+    def _warm(self, problems: Problems, rates: tuple[int, ...]) -> Tensor:
+        """Return masks (batch, rates, m) of the first cells of a map of another school."""
+        names = {"grad-cam": ("Grad-CAM",), "occlusion": ("occlusion",)}.get(self.config.warm_start, tuple(WARM_MAPS))
+        cells, rows, rank = problems.partition, torch.arange(len(problems.images)), torch.zeros(())
+        size = cells.gather(torch.ones_like(problems.images), rows).clamp_min(1)
+        for name in names:
+            heat = WARM_MAPS[name](self.subject, problems.images, problems.targets).to(size)
+            order = (cells.gather(heat, rows) / size).argsort(dim=1, stable=True)
+            rank = rank + order.argsort(1)  # the least relevant cell has 0
+        position = rank.argsort(dim=1, descending=True, stable=True).argsort(1)
+        return torch.stack([(position < k).to(size) for k in rates], 1)
 
     def _objective(self, problems: Problems, draws: int, chunk: int) -> tuple[Distortion, str, list[str]]:
         """Return the distortion to minimise, its name, and a note where it is not the one asked for."""
@@ -185,27 +214,31 @@ class Search:
         return [grid(fine.shape, side, side) for side in fits]
 
     def _by_levels(
-        self, objective: Distortion, levels: list[Partition], n: int, rates: tuple[int, ...], budget: Budget
-    ) -> Relevance:
+        self, objective: Distortion, levels: list[Partition], n: int, rates: tuple[int, ...], budget: Budget,
+        start: Tensor | None = None,
+    ) -> Relevance:  # fmt: skip
         """Solve level by level, each rate from its mask on the coarser one; a level may take half of the time left."""
         deadline = None if budget.timeout_s is None else time.monotonic() + budget.timeout_s
-        fine, start = levels[-1], None
+        fine, width = levels[-1], self.config.smooth
         blank, _ = _on(levels[0], objective).gradient(torch.zeros(n, levels[0].size), torch.arange(n))
         for i, level in enumerate(levels):
             rough = [max(1, round(k * level.size / fine.size)) for k in rates]
             share = 1.0 if level is fine else 0.5
             left = None if deadline is None else max(1e-3, share * (deadline - time.monotonic()))
+            searched = Regions.around(level, width) if width else level
             maps = multi_rate(
-                _on(level, objective),
+                _on(searched, objective),
                 n,
                 level.size,
                 rough,
                 replace(budget, timeout_s=left),
-                self._method(),
+                self._method(start is not None),
                 start=start,
                 path=self.config.path,
                 blank=blank,
             )
+            if isinstance(searched, Regions):
+                maps = replace(maps, masks=searched.spread(maps.masks), score=searched.spread(maps.score))
             if level is fine:
                 break
             following = levels[i + 1]

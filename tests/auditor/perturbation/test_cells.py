@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from auditor.errors import OptionError
-from auditor.perturbation.cells import Partition, components, grid, pixels, refined, superpixels
+from auditor.perturbation.cells import Partition, Regions, components, grid, pixels, refined, superpixels
 
 SHAPE = (2, 13, 17)
 
@@ -178,3 +178,27 @@ def test_a_refined_mask_is_the_mean_over_its_cell_and_empty_cells_get_nothing() 
     half = refined(pixels((1, 2, 2)), fine, s, rows, torch.tensor([0.375]))
     assert half.tolist() == [[0.25, 0.0, 0.125]]
     assert refined(pixels((1, 2, 2)), fine, torch.zeros(1, 4), rows, torch.tensor([1])).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(("layout", "width"), [((5, 7), 0.7), ((3, 4), 2.5), ((1, 6), 1.0)])
+def test_soft_regions_keep_the_sum_and_stay_in_the_box(layout, width):
+    cells = grid((2, 10, 14), *layout)
+    regions = Regions.around(cells, width)
+    eye = regions.spread(torch.eye(cells.size))
+    torch.testing.assert_close(eye, eye.T)
+    torch.testing.assert_close(eye.sum(0), torch.ones(cells.size))
+    assert float(eye.min()) >= 0
+    s = torch.rand(3, cells.size, generator=torch.Generator().manual_seed(0))
+    rows = torch.zeros(3, dtype=torch.long)
+    mask = regions.expand(s, rows)
+    torch.testing.assert_close(mask, cells.expand(regions.spread(s), rows))
+    other = torch.rand(mask.shape, generator=torch.Generator().manual_seed(1))  # adjoint: <expand s, g> = <s, gather g>
+    torch.testing.assert_close((mask * other).sum((1, 2, 3)), (s * regions.gather(other, rows)).sum(1))
+
+
+def test_a_narrow_region_is_a_cell_and_cells_without_a_grid_have_none():
+    cells = grid((1, 6, 6), 3, 3)
+    s = torch.rand(2, 9, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(Regions.around(cells, 0.05).spread(s), s)
+    with pytest.raises(OptionError, match="soft regions need cells in a grid"):
+        Regions.around(components((3, 4, 4)), 1.0)

@@ -5,9 +5,11 @@ import torch
 from torch import nn
 
 from auditor import Subject
+from auditor.attribution.baselines import METHODS
 from auditor.errors import OptionError
 from auditor.explainers.rde.relevance_map import Budget
 from auditor.explainers.rde.search import RdeConfig, Search, cells
+from auditor.perturbation.distortion import Problems
 from auditor.perturbation.gaussian_moments import ClosedFormError
 from auditor.perturbation.replacement import Obfuscation
 
@@ -178,3 +180,41 @@ def test_variants_stay_within_their_rates(variant):
     maps = run(subject_of(), variant=variant, rule=rule, distortion="monte-carlo", rates=(5,))
     assert float(maps.score.sum(1).max()) <= 5 + 1e-3
     assert float(maps.score.min()) >= -1e-6
+
+
+@pytest.mark.parametrize("start", ["grad-cam", "occlusion", "both"])
+def test_a_search_may_begin_at_the_first_cells_of_a_map(start):
+    subject = subject_of()
+    x = images_of(subject)
+    targets = subject.logits(x).argmax(1).detach()
+    search = search_of(subject, warm_start=start, distortion="monte-carlo")
+    problems = Problems.of(search._network, x, targets, cells(search.config, subject.input_shape, x))
+    masks = search._warm(problems, (3, 8))
+    assert masks.sum(2).tolist() == [[3, 8]] * 2
+    assert bool((masks[:, 0] <= masks[:, 1]).all())
+    heat = {name: METHODS[name](subject, x, targets).sum(1).flatten(1) for name in ("Grad-CAM", "occlusion")}
+    if start == "occlusion":
+        inside, outside = (heat["occlusion"][0][masks[0, 0] == on] for on in (1, 0))
+        assert float(inside.min()) >= float(outside.max())
+    maps = search.run(x, targets, BUDGET)
+    assert maps.score.shape == (2, 30)
+    assert maps.notes == []
+
+
+def test_without_a_layer_for_the_start_it_says_so_and_goes_on():
+    torch.manual_seed(0)
+    flat = Subject(nn.Sequential(nn.Flatten(), nn.Linear(30, 3)).eval(), input_shape=(1, 6, 5))
+    maps = run(flat, warm_start="grad-cam")
+    assert maps.notes[-1].startswith("no warm start: ")
+
+
+def test_masks_of_soft_regions_are_smoother_and_within_the_rate():
+    plain, soft = (run(subject_of(), distortion="monte-carlo", smooth=w) for w in (0.0, 1.0))
+
+    def roughness(maps):
+        return float(maps.score.view(-1, 6, 5).diff(dim=1).abs().sum())
+
+    assert roughness(soft) < roughness(plain)
+    assert float(soft.score.max()) <= 1 + 1e-5
+    again = run(subject_of(), variant="stochastic", rule="non-convex", warm_start="occlusion", smooth=1.0)
+    assert bool(again.score.isfinite().all())
