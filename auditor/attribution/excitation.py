@@ -48,6 +48,10 @@ class Heatmaps:
         """Return one map as probabilities, or None when it is empty."""
         return None if self.empty[image, neuron] else self.maps[image, neuron]
 
+    def cpu(self) -> Heatmaps:
+        """Return them on the CPU."""
+        return Heatmaps(self.maps.cpu(), self.mass.cpu(), self.inactive.cpu(), self.notes)
+
 
 class ExcitationBackprop:
     """Excitation backprop on the graph of a model, optionally with a head attached to one of its layers.

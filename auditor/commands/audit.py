@@ -11,6 +11,7 @@ import click
 from auditor.commands.answer_flags import listed
 from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.config_file import CONFIG
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import (
     DATA_HELP,
     FRESH,
@@ -79,6 +80,7 @@ UNFINISHED = "nothing was stored; the same command goes on from the parts that w
 @FRESH
 @SEED
 @CLUSTER
+@DEVICE
 @PICKLE
 @SIGN_KEY
 @CONFIG

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from auditor.commands.cluster_option import CLUSTER
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import (
     HONEST_HELP,
     JSON,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 @click.option("--out", type=click.Path(path_type=Path), help="Draw the comparison to this PNG.")
 @SEED
 @CLUSTER
+@DEVICE
 @PICKLE
 @JSON
 @reports_errors("there is no comparison")

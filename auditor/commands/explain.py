@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from auditor.commands.answer_flags import answer_flags
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import JSON, PICKLE, auditor, example, reports_errors
 from auditor.explainers.answer_options import EVERY, AnswerOptions
 
@@ -23,6 +24,7 @@ SHOWN = 8  # concepts per explainer, unless --top-k says otherwise
 @click.argument("model")
 @click.argument("image", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for heatmaps, contact sheets and pages.")
+@DEVICE
 @PICKLE
 @JSON
 @reports_errors("the explanation is not finished, and neither are pictures in --out")

@@ -6,6 +6,7 @@ import click
 
 from auditor.commands.answer_flags import answer_flags
 from auditor.commands.cluster_option import CLUSTER, say_workers
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, auditor, example, reports_errors
 from auditor.explainers.answer_options import AnswerOptions
 
@@ -24,6 +25,7 @@ from auditor.explainers.answer_options import AnswerOptions
 @LIMIT
 @click.option("--strict", is_flag=True, help="A broken image is an error, not a warning.")
 @CLUSTER
+@DEVICE
 @PICKLE
 @JSON
 @reports_errors("finished files stay, and the same command goes on from there")

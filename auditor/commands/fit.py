@@ -8,6 +8,7 @@ import click
 
 from auditor.commands.cluster_option import CLUSTER
 from auditor.commands.config_file import CONFIG
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import (
     JSON,
     LABELS,
@@ -83,6 +84,7 @@ class OfKind(click.Command):
     help="Also store the version's ONNX graph, for auditor serve.  [default: when there is one already]",
 )
 @CLUSTER
+@DEVICE
 @SEED
 @PICKLE
 @SIGN_KEY
@@ -148,8 +150,7 @@ def fit(
         return
     done = f"attached to models:/{subject.name}/{subject.version}" if digest else "fitted, not attached"
     headline = f"{kind} {name!r}{_of_layer(explainer)} {done}" + (f" ({digest[:12]})" if digest else "")
-    sample_words = None if limit is None else source.sample.words
-    _show(explainer, headline, sample_words, bool(export), registered)
+    _show(explainer, headline, None if limit is None else source.sample.words, bool(export), registered)
 
 
 def _without_none(**options: Any) -> dict[str, Any]:

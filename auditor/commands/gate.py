@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from auditor.commands.cluster_option import CLUSTER
+from auditor.commands.device_option import DEVICE
 from auditor.commands.group import (
     DATA_HELP,
     FRESH,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 @FRESH
 @SEED
 @CLUSTER
+@DEVICE
 @PICKLE
 @SIGN_KEY
 @JSON

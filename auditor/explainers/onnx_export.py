@@ -96,7 +96,7 @@ def check_can_export() -> None:
 def export_graph(subject: Subject, explainers: Mapping[str, Explainer]) -> OnnxGraph:
     """Export and check; a graph that does not give torch's numbers is an error."""
     check_can_export()
-    graph = graph_of(subject)
+    graph = graph_of(subject).on_cpu()  # a graph on disk belongs to no device
     if subject.max_batch is not None or graph.batch is not None:
         raise ModelError(
             f"the model takes {subject.max_batch or graph.batch} images at a time only, and a graph is exported for "
@@ -162,7 +162,7 @@ def _to_onnx(bundle: _Bundle, example: Tensor) -> bytes:
         warnings.simplefilter("ignore")  # the exporter's own
         try:
             program = torch.onnx.export(
-                bundle.eval(),
+                bundle.cpu().eval(),
                 (example,),
                 dynamo=True,
                 dynamic_shapes=({0: batch},),

@@ -41,8 +41,8 @@ def load_subject(
     record by record, and torch opens the copy that was checked. A pickled module can run any code on loading, so it is
     refused unless ``allow_pickle`` is true or the environment sets MLFLOW_ALLOW_PICKLE_DESERIALIZATION=true. Class
     names, size, mean and std come from the version's tag, else ``auditor/subject.json``, else the input shape is read
-    off the model and pixels in [0, 1] are assumed. ``output`` says how the model's outputs are read (logits, softmax,
-    log-softmax, sigmoid, multilabel), else its description, else what one pass shows.
+    off the model and pixels in [0, 1] are assumed. ``output`` says how its outputs are read (logits, softmax,
+    log-softmax, sigmoid, multilabel), else its description, else one pass. It runs on the device of ``running_on``.
     """
     version = resolve(uri)
     uri = version.uri  # as it was typed, for messages
@@ -61,6 +61,7 @@ def load_subject(
         raise ModelError(
             f"model {uri}: its input size is not recorded; say it with `auditor describe {uri} --size H,W`."
         )
+    from auditor.subject.device import chosen_device
     from auditor.subject.subject import Subject
 
     if not has_notes and not opened.notes:
@@ -79,6 +80,8 @@ def load_subject(
         graph=opened.graph,
         files=files,
     )
+    if chosen_device().type != "cpu":
+        subject.to(chosen_device())
     options = {"allow_pickle": allow_pickle, "size": size, "output": output, "layer": layer}
     subject.origin = RegisteredSubject(Registry.here(), version, options)
     if subject.output.ending != "none" and not (output or notes.get("output")):

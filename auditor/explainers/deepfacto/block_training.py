@@ -82,11 +82,16 @@ class SplitNetwork:
         start = start if start is not None else start_of_training(subject, layer)
         cuts = [layer] if start is None else [start, layer]
         *stem, below, above = split(subject, cuts)
-        return cls(layer, layout, stem[0] if stem else None, below, above, start)
+        # what is trained is on the CPU, wherever the subject is: the images and their copies stay there
+        return cls(layer, layout, stem[0] if stem else None, below.cpu(), above.cpu(), start)
 
     def entered(self, pixels: Tensor) -> Tensor:
         """Return what the trained part reads of pixels."""
-        return pixels if self.stem is None else in_rows(self.stem, pixels)
+        stem = self.stem
+        if stem is None:
+            return pixels
+        device = next((t.device for t in (*stem.parameters(), *stem.buffers())), pixels.device)
+        return in_rows(lambda part: stem(part.to(device)), pixels)
 
 
 def start_of_training(subject: Subject, layer: str) -> str | None:
@@ -162,11 +167,11 @@ def make_task(
     n = n_copies if n_copies is not None else max(1, min(MOST_COPIES, MOST_ROWS // max(1, len(images))))
     is_mirrored = takes_mirrored(subject, images, logits) if mirror is None and n > 1 else bool(mirror)
     xs, ys = [], []
-    for part, known, of in zip(*(torch.split(t, ROWS) for t in (images, labels, logits)), strict=True):
+    for part, classes, of in zip(*(torch.split(t, ROWS) for t in (images, labels, logits)), strict=True):
         rows = copies_of(part, n, mirror=is_mirrored, seed=settings.seed)
         moved = rows[len(part) :]
         answers = torch.cat([of, *([in_rows(subject.logits, moved).float().cpu()] if len(moved) else [])])
-        x, y = network.entered(rows).cpu(), torch.cat([known.repeat(n)[:, None].to(answers), answers], 1)
+        x, y = network.entered(rows).cpu(), torch.cat([classes.repeat(n)[:, None].to(answers), answers], 1)
         xs.append(x.reshape(n, len(part), *x.shape[1:]))
         ys.append(y.reshape(n, len(part), -1))
     x, y = torch.cat(xs, 1).flatten(0, 1), torch.cat(ys, 1).flatten(0, 1)

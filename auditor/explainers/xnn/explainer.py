@@ -412,7 +412,7 @@ class XnnExplainer(Explainer):
             rows = [i for i, t in enumerate(targets) if t == k]
             try:
                 maps = self.heatmaps(subject, x[rows], k, z[rows], None if at_stop is None else at_stop[rows])
-                pictures[k] = (maps, "", rows)
+                pictures[k] = (maps.cpu(), "", rows)
             except (LayerError, ModelError) as err:  # numbers stand without pictures
                 log.warning("xnn: no heatmaps: %s", err)
                 pictures[k] = (None, f"no heatmap: {err}", rows)

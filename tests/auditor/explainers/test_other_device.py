@@ -15,6 +15,7 @@ OPTIONS = {
     "xnn": {"max_epochs": 2, "targets": [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "n": 2},
     "tree": {"epochs": 2},
     "coupled": {},
+    "deepfacto": {"epochs": 1, "refits": 0},
 }
 QUICK = ("nmf", "xnn")
 
@@ -96,6 +97,18 @@ def test_a_graph_follows_its_subject(images):
     assert {c.device.type for c in moved.constants.values()} == {"meta"}
     with other_device():
         assert {c.device.type for c in moved.on_cpu().constants.values()} == {"cpu"}
+
+
+@pytest.mark.slow
+def test_a_graph_is_exported_from_there(digits, images):
+    from auditor.explainers.onnx_export import export_graph
+
+    explainers = {kind: fit(kind, subject_of(images), digits, **OPTIONS[kind]) for kind in ("nmf", "deepfacto")}
+    here = export_graph(subject_of(images), explainers)
+    with other_device():
+        there = export_graph(subject_of(images).to(ELSEWHERE), explainers)
+    assert there.outputs == here.outputs
+    assert there.worst < 1e-4
 
 
 def test_the_self_test_of_doctor_fits_and_answers_on_a_device():

@@ -11,6 +11,7 @@ from torch import nn
 from auditor import plugins
 from auditor.errors import ModelError, OptionError
 from auditor.plugins.registry.location import resolve
+from tests.other_device import ELSEWHERE, other_device
 
 MODEL = "models:/digits/1"
 
@@ -29,6 +30,17 @@ def test_subject_json_is_verified_and_described(registry, digits, tmp_path):
     (path,) = (Path(resolve(uri).root.removeprefix("file://")) / "auditor" / "subjects").iterdir()
     path.write_text(path.read_text().replace("0.1", "0.2"))
     assert [x.name for x in plugins.verify(uri)] == ["subject.json"]
+
+
+def test_a_model_is_loaded_to_the_device_that_is_named(registry, digits, images, monkeypatch):
+    plugins.log_subject(digits, "elsewhere", experiment="tests")
+    with torch.no_grad():
+        expected = plugins.load_subject("models:/elsewhere/1").logits(images)
+    monkeypatch.setattr("auditor.subject.device.chosen_device", lambda: ELSEWHERE)
+    with other_device(), torch.no_grad():
+        subject = plugins.load_subject("models:/elsewhere/1")
+        assert subject.device == ELSEWHERE
+        torch.testing.assert_close(subject.logits(images).cpu(), expected)
 
 
 def test_pickled_modules_only_when_allowed(registry, digits, images):
