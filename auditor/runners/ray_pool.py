@@ -390,6 +390,7 @@ def _ray(address: str) -> Any:
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that starts here: 15 else, behind all others
         import ray
     except ImportError as error:
         raise ClusterError(

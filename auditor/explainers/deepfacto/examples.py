@@ -16,6 +16,7 @@ from auditor.explainers.deepfacto.block_settings import BlockSettings
 from auditor.explainers.deepfacto.factor_admm import FactorSettings, Task, validated
 from auditor.explainers.fitted_images import FittedImages
 from auditor.progress import Progress
+from auditor.runners.image_runs import counted, over_batches
 from auditor.subject.layers import Layout
 from auditor.subject.subject import Subject
 
@@ -144,7 +145,7 @@ class DeepFactoConfig(HoldOutConfig):
 class FactorExamples:
     """Images, labels (the model's predictions where unknown), the model's logits, and which are held out.
 
-    ``fitted`` says which rows of the data they are.
+    ``drawn`` is the part of the data that they are, ``fitted`` says which of it is which.
     """
 
     batch: Batch
@@ -153,6 +154,7 @@ class FactorExamples:
     held: Tensor
     labelled: bool
     fitted: FittedImages
+    drawn: Data
 
     def task(self, fidelity: float) -> Task:
         """Return the part that the training sees."""
@@ -187,20 +189,27 @@ def rank_for(rank: int | None, layer: str, layout: Layout) -> int:
     return rank if rank is not None else min(DEFAULT_RANK, layout.channels)
 
 
+@dataclass(frozen=True)
+class LogitsPass:
+    """Runs the network on a batch; the images are trained on, so they come too."""
+
+    def __call__(self, subject: Subject, batch: Batch, positions: Tensor) -> tuple[Batch, Tensor]:
+        """Return the batch and its logits."""
+        with torch.no_grad():
+            return batch, subject.logits(batch.images).float().cpu()
+
+
 def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress: Progress) -> FactorExamples:
     """Read ``n`` images drawn evenly, with labels and the model's logits; every few-th is held out."""
     total = len(data)
     chosen = torch.zeros(total, dtype=torch.bool)
     chosen[torch.randperm(total, generator=torch.Generator().manual_seed(cfg.seed))[:n]] = True
-    batches, logits, start = [], [], 0
-    with torch.no_grad():
-        for whole in data.batches(subject, cfg.batch_size):
-            keep = chosen[start : start + len(whole)]
-            start += len(whole)
-            progress("reading images", start, total)
-            if bool(keep.any()):
-                batches.append(whole.take(keep))
-                logits.append(subject.logits(batches[-1].images).float().cpu())
+    drawn = data if bool(chosen.all()) else data.only(chosen)
+    batches, logits = [], []
+    report = counted(progress, "reading images", len(drawn))
+    for part in over_batches(LogitsPass(), subject, drawn, batch_size=cfg.batch_size, progress=report):
+        batches.append(part.given[0])
+        logits.append(part.given[1])
     ids = [i for b in batches for i in b.ids]
     batch = Batch(torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches]), ids)
     y = torch.cat(logits)
@@ -229,8 +238,8 @@ def gather(subject: Subject, data: Data, n: int, cfg: DeepFactoConfig, progress:
         )
     choose = torch.zeros_like(held)
     choose[parts.learn] = validated(int(parts.learn.sum()))  # the best pass is chosen on some of the learned images
-    fitted = FittedImages(parts.learn, choose, held).among(chosen[:start])
-    return FactorExamples(batch, labels, y, held, labelled, fitted)
+    fitted = FittedImages(parts.learn, choose, held)
+    return FactorExamples(batch, labels, y, held, labelled, fitted, drawn)
 
 
 def check_activations(Z: Tensor, layer: str) -> None:

@@ -138,7 +138,7 @@ class DeepFactoExplainer(Explainer):
         self._measure(subject, Z, warm, trained.warm_logits, examples, attributes, progress)
         if cfg.refits:
             self.metrics["basis_stability"] = self._basis_stability(fitting, progress)
-        self.record_fit(subject, data, layer, examples.fitted)
+        self.record_fit(subject, data, layer, examples.fitted, examples.drawn)
         return self
 
     def explain(self, subject: Subject, images: Any, target: int | str | None = None) -> list[Explanation]:

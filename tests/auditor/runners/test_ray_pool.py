@@ -85,6 +85,7 @@ def cluster():
     """Two nodes on this machine with one processor each."""
     from ray.cluster_utils import Cluster
 
+    os.environ.setdefault("RAY_worker_niceness", "0")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 2**28})
     cluster.add_node(num_cpus=1, object_store_memory=2**28)
     yield cluster
