@@ -96,8 +96,8 @@ def _show(result: Any) -> None:
             str(c.n),
             f"{c.difference:+.3f}",
             "" if c.d_z is None else f"{c.d_z:+.2f}",
-            f"{c.p_wilcoxon_holm:.4f}",
-            f"{c.p_permutation_holm:.4f}" + (" *" if c.is_significant else ""),
+            _p(c.p_wilcoxon_holm),
+            _p(c.p_permutation_holm) + (" *" if c.is_significant else ""),
         ]
         for c in result.comparisons
     ]
@@ -110,6 +110,10 @@ def _show(result: Any) -> None:
             else f"size {e.size:+.3f}, p {'< 0.001' if e.p < 0.001 else f'{e.p:.3f}'}, n {e.n}"
         )
         say(f"{e.name}: {said}")
+
+
+def _p(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 @study_group.command(

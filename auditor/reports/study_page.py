@@ -43,10 +43,10 @@ def study_page(results: Results, *, with_comments: bool = True) -> str:
         "majority of their predicted class. The dashed line is chance, the dotted one the most that can be had. A box "
         "holds the middle half of people, the line in it is the median, the dot the mean, whiskers reach the last "
         "person within 1.5 boxes.</p>",
-        *[_purity(results, name) for name in names],
+        _side_by_side([_purity(results, name) for name in names]),
         "<h2>How sure were they, and what do they think of the assistants?</h2>",
         "<h3>Confidence</h3>",
-        *[_confidence(results, name) for name in names],
+        _side_by_side([_confidence(results, name) for name in names]),
         _ratings(results),
         "<h2>Differences between conditions</h2>",
         _comparisons(results.comparisons),
@@ -62,6 +62,12 @@ def study_page(results: Results, *, with_comments: bool = True) -> str:
         f"content='width=device-width,initial-scale=1'><title>{esc(title)}</title><style>{stylesheet()}</style></head>"
         "<body><main>\n" + "\n".join(s for s in sections if s) + "\n</main></body></html>\n"
     )
+
+
+def _side_by_side(plots: Sequence[str]) -> str:
+    """Return plots beside each other as far as there is room, as in figures 3.3 and 3.4 of [Khorram2020]."""
+    boxed = "".join(f"<div style='min-width:0'>{plot}</div>" for plot in plots if plot)
+    return f"<div style='display:flex;flex-wrap:wrap;gap:0 2rem'>{boxed}</div>"
 
 
 def _headline(results: Results) -> str:
