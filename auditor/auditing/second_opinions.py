@@ -19,6 +19,7 @@ from auditor.errors import AuditError
 from auditor.explainers.base import Explainer
 from auditor.reliance import Finding, Heat, Reliance, RelianceConfig, explainer_heat, judge
 from auditor.reliance.concept_leak import Leak, leak_of
+from auditor.reliance.likeness import centres, edge_distance, place_entropy
 from auditor.reliance.measures import ClassReliance, second_look
 from auditor.subject.subject import Subject
 
@@ -111,7 +112,7 @@ def looked_again(reference: Reliance, looked: Sequence[ClassReliance]) -> Relian
     How alike boxes are in an early layer was measured for those of plain heat, so it does not count.
     """
     return Reliance(
-        tuple(replace(c, sameness_early=None, sameness_early_null=None) for c in looked),
+        tuple(replace(_placed(c), sameness_early=None, sameness_early_null=None) for c in looked),
         reference.source,
         0.0,
         reference.by_prediction,
@@ -120,6 +121,14 @@ def looked_again(reference: Reliance, looked: Sequence[ClassReliance]) -> Relian
         reference.n_present,
         rows=reference.rows,
     )
+
+
+def _placed(c: ClassReliance) -> ClassReliance:
+    """Return the class with the places of the boxes that it has now."""
+    if c.boxes is None or c.divergence is None:
+        return c
+    at = centres(c.boxes, (c.divergence.shape[0], c.divergence.shape[1]))
+    return replace(c, place_entropy=place_entropy(at), edge_distance=float(edge_distance(at).mean()))
 
 
 def _looks(

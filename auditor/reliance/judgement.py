@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from auditor.metrics.thresholds import FOUND_FROM, LOOK_FROM
 from auditor.reliance.hiding import Survival
@@ -26,27 +27,34 @@ from auditor.reliance.transplant import Followed
 Verdict = Literal["found", "look", "nothing", "skipped"]
 # By how much more images of other classes must follow a transplant than its null. What makes it a thing of its own
 # counts as much, up to the gain itself: what spots have more in common with each other than boxes elsewhere, and how
-# well the texture alone tells the class. The head of a bird is followed too, at its place more than at another, and
-# honest models know something of the surroundings.
+# well the texture alone gives the class away. The head of a bird is followed too, at its place more than at another, and
+# honest models know something of the surroundings. What is laid over the whole image, or always at one place, moves the
+# margin of honest models little: there the way that the margin goes counts as much as the gain.
 NEEDED = {
     "box": 0.6,
-    "best_box": 0.6,
+    "best_box": 0.65,
     "spot": 0.81,
-    "pattern": 0.5,
-    "frame": 0.5,
-    "colour": 0.5,
-    "spectrum": 0.6,
-    "surroundings": 0.8,
+    "pattern": 0.4,
+    "frame": 0.42,
+    "colour": 0.42,
+    "spectrum": 0.48,
+    "surroundings": 0.88,
 }
+BY_MARGIN = ("pattern", "frame", "colour", "spectrum", "surroundings")
 SPECIFIC = tuple(NEEDED)  # of causes that are about as strong, the first says most
 ABOUT_AS_STRONG = 0.8
 SPOTS = ("box", "best_box", "spot")
 ALIKE_EARLY = 0.35  # by which parts of objects are more alike than boxes elsewhere, in a layer that knows no classes
+ALIKE = 0.25  # by which spots in surroundings that are no thing of their own are more alike than boxes elsewhere
 SAME_THING = 0.75  # likeness of the best boxes up to which they may be parts of one kind
 TELLS_CLASS = 0.8  # area under the curve of the texture alone, as honest classes have it
 OUTSIDE = (
     0.2  # by how much the gain of what is not in the middle exceeds the spots' distance from the edge (.5: middle)
 )
+MIDDLE = 0.3  # distance from the edge from which spots lie where objects are, so that they may well be alike
+SCATTERED = 0.57  # entropy of places up to which parts of objects are spread over the frame
+ANYWHERE, ONE_PLACE = 0.65, 0.05  # entropy of places from which, or up to which, spots are no part of an object
+PER_ENTROPY = 0.9  # what counts per entropy beyond that of parts
 PART_OF_SOMETHING = 0.08  # by how much the rings around the spots are more alike than other rings
 FALSE_DISCOVERIES = 0.05
 PART = LOOK_FROM + 0.05  # the most that a spot scores which may be part of what the class is
@@ -171,8 +179,10 @@ def _about_chance(reliance: Reliance) -> str:
 def _finding(c: ClassReliance, names: Sequence[str], significant: bool) -> Finding:
     evidence = evidence_of(c)
     strongest = max(evidence.values())
-    cause = next(k for k in SPECIFIC if k in evidence and evidence[k] >= ABOUT_AS_STRONG * strongest)
-    score = evidence[cause]
+    within = {k: v for k, v in evidence.items() if k != "surroundings"}  # what lies in them says more than they do
+    named = within if max(within.values(), default=0.0) >= FOUND_FROM else evidence
+    cause = next(k for k in SPECIFIC if k in named and named[k] >= ABOUT_AS_STRONG * max(named.values()))
+    score = strongest if named is within else evidence[cause]
     verdict: Verdict = "nothing"
     if strongest >= LOOK_FROM:
         verdict = "found" if strongest >= FOUND_FROM and significant else "look"
@@ -190,17 +200,36 @@ def evidence_of(c: ClassReliance) -> dict[str, float]:
     """Return for each cause how strong its evidence is, 0 to 1: .5 where the gain is just what is needed.
 
     A spot that lies in the middle and has alike surroundings may be part of what the class is (an eye in a head): it is
-    worth looking at, and no more.
+    worth looking at, and no more. Objects are where people point cameras at: spots that are anywhere in the frame, or
+    always at the very same place, are no part of one.
     """
-    more = dict.fromkeys(("box", "best_box"), thing_of_its_own(c))
-    more |= {"spot": likeness_of(c), "spectrum": c.spectrum_leak - TELLS_CLASS}
+    apart = max(thing_of_its_own(c), PER_ENTROPY * (c.place_entropy - SCATTERED))
+    more = {"box": apart, "best_box": apart, "spectrum": c.spectrum_leak - TELLS_CLASS}
+    more["spot"] = 0.0 if c.edge_distance > MIDDLE else likeness_of(c)
+    more["surroundings"] = likeness_of(c) - ALIKE  # a spot that lies in them, of which the box holds a part only
     evidence = {}
     for name, f in c.followed.items():
         if name in NEEDED:
-            evidence[name] = _scaled(f.gain + min(max(0.0, more.get(name, 0.0)), max(f.gain, 0.0)), NEEDED[name])
+            strength = strength_of(name, f)
+            bonus = min(max(0.0, more.get(name, 0.0)), max(strength, 0.0))
+            evidence[name] = _scaled(strength + bonus, NEEDED[name])
     if is_part_of_something(c) and not is_outside(c):
         evidence |= {name: min(evidence[name], PART) for name in SPOTS if name in evidence}
     return evidence
+
+
+def strength_of(name: str, f: Followed) -> float:
+    """Return how far the class follows a transplant: the gain, or the mean of it and of the way the margin goes."""
+    return float(_strengths(name, f).mean())
+
+
+def _strengths(name: str, f: Followed) -> Tensor:
+    """Return the same per receiver. What images fall back to when something is taken from them counts less."""
+    gains = f.hits - f.stronger_null
+    if name not in BY_MARGIN or f.carried is None:
+        return gains
+    falls_back = max(0.0, float(f.stronger_null.mean() - f.null.mean()))
+    return (gains + (1 - falls_back) * f.carried) / 2
 
 
 def thing_of_its_own(c: ClassReliance) -> float:
@@ -231,7 +260,9 @@ def is_part_of_something(c: ClassReliance) -> bool:
 
 
 def is_outside(c: ClassReliance) -> bool:
-    """Whether the spots do not lie on what is in the middle: near the edge, and the class is followed from there."""
+    """Whether the spots do not lie on an object: anywhere, at one place, or near the edge and followed from there."""
+    if not math.isnan(c.place_entropy) and not ONE_PLACE < c.place_entropy < ANYWHERE:
+        return True
     gains = [c.followed[name].gain for name in ("surroundings", "pattern", "frame") if name in c.followed]
     return max(gains, default=0.0) - c.edge_distance >= OUTSIDE
 
@@ -242,16 +273,17 @@ def is_missed(c: ClassReliance) -> bool:
     return not c.hidden or elsewhere - after >= TELLS
 
 
-def standard_error(f: Followed) -> float:
-    """Return the standard error of a gain over its receivers; half a hit is added, so that it is never zero."""
-    n = len(f.hits)
-    variance = float((f.hits - f.stronger_null).var(unbiased=False)) if n > 1 else 0.25
+def standard_error(values: Tensor) -> float:
+    """Return the standard error of a mean over receivers; half a hit is added, so that it is never zero."""
+    n = len(values)
+    variance = float(values.var(unbiased=False)) if n > 1 else 0.25
     return math.sqrt((variance + 0.5 / n) / n)
 
 
 def p_value(c: ClassReliance) -> float:
     """Return the chance of the largest gain of the class under no gain, corrected for the number of transplants."""
-    z = max(f.gain / standard_error(f) for name, f in c.followed.items() if name in NEEDED)
+    tested = [_strengths(name, f) for name, f in c.followed.items() if name in NEEDED]
+    z = max(float(values.mean()) / standard_error(values) for values in tested)
     return min(1.0, len(c.followed) * 0.5 * math.erfc(z / math.sqrt(2)))
 
 
@@ -280,9 +312,18 @@ def pictures(c: ClassReliance, cause: str) -> tuple[tuple[int, ...], Boxes | Non
     best = torch.argsort(c.sameness, descending=True, stable=True)[:PICTURES]
     at = c.boxes.rows(best)
     pattern = c.followed.get("pattern")
-    if pattern is not None and c.divergence is not None and pattern.gain >= NEEDED["pattern"]:
-        at = at.joined_with(boxes_of_heat(c.divergence[None]))
+    if pattern is not None and c.divergence is not None and strength_of("pattern", pattern) >= NEEDED["pattern"]:
+        of_pattern = boxes_of_heat(c.divergence[None]).rows(torch.zeros_like(best))
+        joined = at.joined_with(of_pattern)
+        # boxes that are apart from the pattern show something else
+        at = joined.where(_touch(at, of_pattern), of_pattern) if cause == "pattern" else joined
     return tuple(c.rows[i] for i in best.tolist()), at
+
+
+def _touch(a: Boxes, b: Boxes) -> Tensor:
+    """Return whether the boxes of two rows meet."""
+    tall = (a.top <= b.top + b.height) & (b.top <= a.top + a.height)
+    return tall & (a.left <= b.left + b.width) & (b.left <= a.left + a.width)
 
 
 def most_telling(hidden: Sequence[Survival]) -> tuple[float, float, float]:
@@ -310,15 +351,20 @@ def words(c: ClassReliance, cause: str, names: Sequence[str], verdict: Verdict) 
         part = ", which may be part of what it shows" if cause in WITH_BOX and is_part_of_something(c) else ""
         return f"Class {name} may hang on {THINGS[cause]}{part}: look at these pictures.", ADVICE[cause]
     turned = f"{float(f.hits.mean()):.0%} into {name} ({NULLS[cause]} {float(f.stronger_null.mean()):.0%})"
+    if f.carried is not None and strength_of(cause, f) > f.gain:
+        way = f"{float(f.carried.mean()):.0%} of the way to {name}"
+        turned = f"moves them {way} on average and turns {turned}"
+    else:
+        turned = f"turns {turned}"
     if cause not in WITH_BOX:
-        return f"Class {name} hangs on {THINGS[cause]}: given to pictures of {other}, it turns {turned}.", ADVICE[cause]
+        return f"Class {name} hangs on {THINGS[cause]}: given to pictures of {other}, it {turned}.", ADVICE[cause]
     parts = [f"Class {name} hangs on {THINGS[cause]}: "]
     share, after, elsewhere = most_telling(c.hidden)
     if elsewhere - after >= TELLS:  # a class that images fall back to survives without it
         parts.append(
             f"hiding {share:.0%} of each image takes it from 100% to {after:.0%} (elsewhere: {elsewhere:.0%}); "
         )
-    parts.append(f"pasted into pictures of {other}, it turns {turned}")
+    parts.append(f"pasted into pictures of {other}, it {turned}")
     if c.sameness is not None and c.sameness_null is not None:
         likeness, apart = float(c.sameness.mean()), float(c.sameness_null.mean())
         if likeness - apart >= 0.1:

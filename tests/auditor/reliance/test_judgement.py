@@ -90,7 +90,7 @@ def test_false_discoveries_by_the_definition():
 
 def test_the_error_of_a_gain_shrinks_with_images_and_is_never_zero():
     def followed(n, hits):
-        return Followed((torch.arange(n) < hits).double(), torch.zeros(n, dtype=torch.float64))
+        return (torch.arange(n) < hits).double()
 
     assert standard_error(followed(40, 20)) == pytest.approx(math.sqrt((0.25 + 0.5 / 40) / 40))
     assert standard_error(followed(40, 40)) > 0
@@ -165,6 +165,66 @@ def test_spots_that_are_alike_in_an_early_layer_need_less_and_so_does_a_texture_
 def test_of_causes_about_as_strong_the_most_specific_is_named():
     assert verdict(strong(surroundings=1.0, frame=0.95, spot=1.0)).cause == "spot"
     assert verdict(strong(surroundings=1.0, frame=0.2, spot=0.2)).cause == "surroundings"
+
+
+def moving(cause, way, share=0.0, erased=None, n=40):
+    """A class whose transplant turns such a share of the receivers, and moves the margin so far."""
+    hits = (torch.arange(n) < round(n * share)).double()
+    none, far = torch.zeros(n, dtype=torch.float64), torch.full((n,), way, dtype=torch.float64)
+    return replace(strong(), followed={cause: Followed(hits, none, None if erased is None else none + erased, far)})
+
+
+WHOLE = ("pattern", "frame", "colour", "spectrum", "surroundings")
+
+
+@pytest.mark.parametrize("cause", WHOLE)
+def test_of_what_lies_over_all_images_the_way_of_the_margin_counts_as_much_as_the_share(cause):
+    found = verdict(moving(cause, 1.0, 0.95))
+    assert (found.verdict, found.cause) == ("found", cause)
+    assert "100% of the way to cat on average" in found.sentence
+    assert verdict(moving(cause, 0.0, 0.5)).verdict in ("look", "nothing")
+    assert verdict(moving(cause, 0.3)).verdict == "nothing"
+    assert p_value(moving(cause, 1.0, 0.95)) < 1e-6
+
+
+def test_a_class_that_images_fall_back_to_does_not_follow_by_its_margin():
+    assert verdict(moving("pattern", 0.9, 0.3)).verdict == "found"
+    assert verdict(moving("pattern", 0.9, 0.3, erased=1.0)).verdict == "nothing"
+
+
+@pytest.mark.parametrize("cause", ["box", "best_box", "spot"])
+def test_of_spots_only_what_becomes_the_class_counts(cause):
+    assert verdict(moving(cause, 0.9)).verdict == "nothing"
+
+
+def test_spots_anywhere_in_the_frame_need_to_be_followed_less_and_are_no_part_of_an_object():
+    c = strong(box=NEEDED["box"] - 0.1)
+    assert verdict(c).verdict == "look"
+    assert verdict(replace(c, place_entropy=0.85)).verdict == "found"
+    assert verdict(replace(c, place_entropy=0.5)).verdict == "look"  # where objects are
+    part = replace(strong(box=0.9), context=torch.full((12,), 0.3))
+    assert verdict(replace(part, place_entropy=0.4)).verdict == "look"
+    assert verdict(replace(part, place_entropy=0.85)).verdict == "found"
+    assert verdict(replace(part, place_entropy=0.0)).verdict == "found"  # always at the very same place
+
+
+def test_spots_in_the_middle_may_well_be_alike():
+    c = replace(strong(spot=0.6), sameness=torch.full((12,), 0.9), edge_distance=0.1)
+    assert verdict(c).verdict == "found"
+    assert verdict(replace(c, edge_distance=0.4)).verdict == "look"
+
+
+def test_what_lies_in_the_surroundings_is_named_before_them():
+    f = verdict(strong(surroundings=1.0, pattern=NEEDED["pattern"] + 0.05))
+    assert (f.cause, f.score) == ("pattern", 1.0)
+
+
+def test_boxes_apart_from_the_pattern_are_replaced_by_its_own():
+    divergence = torch.zeros(40, 60)
+    divergence[30:37, 40:55] = 50.0
+    at = verdict(replace(strong(pattern=1.0), divergence=divergence)).boxes
+    assert int(at.top.min()) >= 25
+    assert int(at.left.min()) >= 35
 
 
 def test_a_model_that_is_right_by_chance_is_not_accused_and_says_so():
