@@ -27,7 +27,7 @@ from auditor.reliance.transplant import Followed
 Verdict = Literal["found", "look", "nothing", "skipped"]
 # By how much more images of other classes must follow a transplant than its null. What makes it a thing of its own
 # counts as much, up to the gain itself: what spots have more in common with each other than boxes elsewhere, and how
-# well the texture alone gives the class away. The head of a bird is followed too, at its place more than at another, and
+# well the texture alone gives the class away. The head of a bird is followed too, at its place more than at another;
 # honest models know something of the surroundings. What is laid over the whole image, or always at one place, moves the
 # margin of honest models little: there the way that the margin goes counts as much as the gain.
 NEEDED = {
