@@ -16,6 +16,7 @@ AuditError                      base: one sentence: where, what was wanted, what
 ├── StudyError                  a study that cannot be drawn or served, or whose answers are not there
 │   └── AnswerError             an answer of a participant that is not taken; its ``code`` says why, in a word
 ├── ClusterError                a cluster that does not answer, runs other versions, or has no workers left
+├── ClockError                  a clock that is behind what was noted before, so that no date means anything
 └── RegistryError               the MLflow server is out of reach, or refused what was asked
 """
 
@@ -88,6 +89,10 @@ class AnswerError(StudyError):
 
 class ClusterError(AuditError):
     """A cluster that does not answer, runs other versions, or has no workers left."""
+
+
+class ClockError(AuditError):
+    """A clock that is behind what was noted before, so that no date means anything."""
 
 
 class RegistryError(AuditError):

@@ -24,6 +24,7 @@ from auditor.service.request_cost import Pace, check_cost, is_slow, seconds, wit
 from auditor.service.served_version import ServedVersion, fingerprint, load_version
 from auditor.service.settings import Settings
 from auditor.service.types import Options
+from auditor.signing.keys import read_trusted
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Worker:
         self._refused_mark = ""
         self._failed_mark, self._retry_at = "", 0.0
         self._failures = 0
+        self._trust: list[tuple[str, str]] = []  # whom --require-verdict trusted when what is served was verified
+        self._trusted_at = time.monotonic()
         self._looked = asyncio.Event()  # set once the first loading has ended, well or not
 
     async def start(self) -> None:
@@ -147,14 +150,16 @@ class Worker:
             if self.served is not None and mark == self.served.fingerprint and not self.served.is_expired:
                 self._refused_mark = ""
                 return None
-            if mark == self._refused_mark:
-                return None  # it did not verify, and nothing has changed since
-            if self.served is not None and mark == self._failed_mark and time.monotonic() < self._retry_at:
+            is_resting = self.served is not None and mark == self._failed_mark and time.monotonic() < self._retry_at
+            if mark == self._refused_mark or is_resting:  # it did not verify, and nothing has changed since
+                self._drop_unless_vouched_for()
                 return None
+            trust = self._read_trust()
             fresh = load_version(self.settings, version)
             self.pace = warm_up(fresh, self.settings)
             if self.served is not None:
                 history.append(version, "reload", {}, f"served instead of {self.served.label}")
+            self._trust = trust
         except RegistryError as error:  # out of reach: serve on, ask again
             self._failures = 0
             self._log_problem("MLflow cannot be reached", error)
@@ -179,12 +184,43 @@ class Worker:
         else:
             self._failures, self._failed_mark = 0, ""
             return fresh
+        self._drop_unless_vouched_for()
         return None
 
     def _drop_if_unsigned(self, error: TamperError, version: ModelVersion | None) -> None:
         """Stop serving a version whose verdict no longer counts: its key was revoked or has expired."""
         same = self.served is not None and version is not None and self.served.label == version.label
         if same and isinstance(error, SignatureError):
+            self.served = None
+            READY.set(0)
+
+    def _read_trust(self) -> list[tuple[str, str]]:
+        """Return whom --require-verdict trusts now, and who of them counts."""
+        if self.settings.require_verdict is None:
+            return []
+        state = read_trusted(self.settings.require_verdict).state()
+        self._trusted_at = time.monotonic()
+        return state
+
+    def _drop_unless_vouched_for(self) -> None:
+        """Stop serving what no trusted key vouches for any more, where it could not be looked at again.
+
+        MLflow may be out of reach, or the alias on a version that is not served. While the folder of keys cannot be
+        read, its last content counts for as long as API keys do.
+        """
+        if self.served is None or self.settings.require_verdict is None:
+            return
+        try:
+            state = dict(self._read_trust())
+        except (AuditError, OSError):
+            holds = time.monotonic() - self._trusted_at <= self.settings.keys_grace_s
+        else:
+            keyid = str((self.served.explained.attestation or {}).get("keyid"))
+            by_key = keyid in state and not state[keyid]
+            holds = by_key or (keyid not in state and state == dict(self._trust))  # else by a certificate
+        if not holds or self.served.is_expired:
+            log_event("error", "nobody who is trusted vouches for the model now", was_serving=self.served.label)
+            self.problem = "nobody who is trusted vouches for the model now"
             self.served = None
             READY.set(0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from auditor.errors import OptionError, SignatureError
 from auditor.signing.bundles import keyed
 from auditor.signing.keys import NEEDED, Signer, TrustedKey
+
+OTHER_FILE = re.compile(r"Hash mismatch for '([^']+)'")
 
 
 def sign_folder(folder: Path, key: Signer, ignore: Collection[str] = ()) -> bytes:
@@ -48,5 +51,14 @@ def verify_folder(folder: Path, bundle: bytes, key: TrustedKey, where: str) -> N
             verifier = verifying.Config()  # type: ignore[no-untyped-call]
             verifier.use_elliptic_key_verifier(public_key=public).verify(folder, signature)
         except Exception as error:  # whatever a damaged bundle makes of the parsers
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise SignatureError(f"{where}: the signature of {key.name} does not verify ({reason}).") from None
+            raise SignatureError(f"{where}: the signature of {key.name} does not verify ({_reason(error)}).") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return what does not fit, in a few words; of files that differ, which."""
+    text = " ".join(str(error).split())
+    changed = OTHER_FILE.findall(text)
+    if not changed:
+        return text[:120] or type(error).__name__
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"it is of another {changed[0]}{more}"

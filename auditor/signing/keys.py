@@ -281,7 +281,7 @@ def read_signing_key(path: Path) -> SigningKey:
     try:
         private = load_pem_private_key(content, passphrase)
     except (ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = _reason(error)
         if b"ENCRYPTED" in content:
             raise OptionError(f"sign key {path}: the passphrase does not open it ({reason}).") from None
         raise OptionError(f"sign key {path}: no private key in PEM ({reason}).") from None
@@ -290,6 +290,11 @@ def read_signing_key(path: Path) -> SigningKey:
     signer = CryptoSigner(private)
     certificates = _certificates_beside(path, str(signer.public_key.keyid))
     return SigningKey(path.stem, path, signer, certificates, passphrase)
+
+
+def _reason(error: Exception) -> str:
+    """Return the first sentence of a library's error, without what it advises its own callers to do."""
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(".")[:80]
 
 
 def _passphrase(path: Path) -> bytes:
@@ -316,7 +321,7 @@ def _certificates_beside(path: Path, keyid: str) -> tuple[bytes, ...]:
     try:
         chain = x509.load_pem_x509_certificates(file.read_bytes())
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = _reason(error)
         raise OptionError(f"sign key {path}: {file.name} beside it holds no certificates in PEM ({reason}).") from None
     if trusted_key(path.stem, chain[0].public_key(), str(file)).keyid != keyid:
         raise OptionError(f"sign key {path}: the first certificate of {file.name} beside it is of another key.")
@@ -438,7 +443,7 @@ def _read_trusted(path: Path) -> TrustedKey | Authority | Identity:
         else:
             public = serialization.load_pem_public_key(content)
     except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:80]
+        reason = _reason(error)
         raise OptionError(f"trusted key {path}: no public key or certificate in PEM ({reason}).") from None
     if path.suffix == ".crt" and issues_others(certificate):
         return read_authority(path.stem, certificate, path, notes)

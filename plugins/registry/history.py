@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from auditor.errors import AuditError, SignatureError
+from auditor.errors import AuditError, ClockError, SignatureError
 from auditor.explainers.manifest import sha256
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, set_tag
 from auditor.plugins.registry.tags import LOG as HEAD
@@ -81,16 +81,36 @@ def noted(version: ModelVersion, action: str, digests: Mapping[str, str], detail
 def append(version: ModelVersion, action: str, digests: Mapping[str, str], detail: str = "") -> Entry | None:
     """Add an entry about a version; None for a model that is not registered.
 
-    A log that cannot be written is a warning and no failure: whoever may not write there may attach all the same.
+    A log that cannot be written is a warning and no failure: whoever may not write there may attach all the same. A
+    clock behind the newest entry is an error.
     """
     if not version.name:
         return None
     try:
+        before = entries(version.name)
+        _check_clock(before, version)
         with mlflow_errors(f"history of {version.name}"):
-            return _append(version, action, dict(digests), detail)
+            return _append(version, action, dict(digests), detail, before)
+    except ClockError:
+        raise
     except AuditError as error:
         log.warning("%s of %s is not in the model's history: %s", action, version.label, error)
         return None
+
+
+def _check_clock(history: Sequence[Entry], version: ModelVersion) -> None:
+    """Raise where the clock here is behind the newest entry: what is noted now would stand before what was done."""
+    now = datetime.fromisoformat(_now())
+    for entry in history:
+        try:
+            is_later = not entry.problem and datetime.fromisoformat(entry.time) > now + SLACK
+        except (ValueError, TypeError):
+            continue
+        if is_later:
+            raise ClockError(
+                f"{version.label}: by the clock here it is {now:%Y-%m-%d %H:%M}, but entry {entry.number} of its "
+                f"history is from {entry.time[:16].replace('T', ' ')}; set the clock."
+            )
 
 
 def shown(history: Sequence[Entry]) -> list[Entry]:
@@ -171,11 +191,12 @@ def heads_of(name: str) -> dict[str, str]:
     return {str(v.version): str(v.tags[HEAD]) for v in versions if HEAD in v.tags}
 
 
-def _append(version: ModelVersion, action: str, digests: dict[str, str], detail: str) -> Entry:
+def _append(
+    version: ModelVersion, action: str, digests: dict[str, str], detail: str, history: Sequence[Entry]
+) -> Entry:
     from mlflow import MlflowClient
 
     client = MlflowClient()
-    history = from_tags(client.get_registered_model(version.name).tags)
     last = _not_followed(history)
     number = 1 + max((entry.number for entry in history), default=0)
     before = ",".join(sorted(entry.digest for entry in last))

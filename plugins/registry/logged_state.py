@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from auditor.plugins.registry import tags
 from auditor.plugins.registry.history import BEGIN, Entry
-from auditor.plugins.registry.location import mlflow_errors
+from auditor.plugins.registry.location import ModelVersion, mlflow_errors
 
 DEEDS = {"audit": "audit.json", "gate": "verdict.json", "export": "graph"}
 EXPLAINER = "explainer/"
@@ -42,6 +42,14 @@ def differences(name: str, history: Sequence[Entry]) -> list[Entry]:
     for version in versions:
         state |= {(str(version.version), part): digest for part, digest in parts(version.tags).items()}
     return compare(state, history, {str(version.version) for version in versions})
+
+
+def contradiction(version: ModelVersion, history: Sequence[Entry]) -> str:
+    """Return what of a version is not as an entry of the history says; what no entry speaks of is not looked at."""
+    state = {(version.version, part): digest for part, digest in parts(version.tags).items()}
+    spoken_of = {thing for thing, then in _said(history).items() if then.by}
+    differing = compare({k: v for k, v in state.items() if k in spoken_of}, history, {version.version})
+    return next((entry.problem for entry in differing if entry.version), "")
 
 
 def parts(version_tags: Mapping[str, str]) -> dict[str, str]:

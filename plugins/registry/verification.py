@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from auditor.errors import AuditError, TamperError
-from auditor.plugins.registry import history, leftovers, tags
+from auditor.plugins.registry import history, leftovers, logged_state, tags
 from auditor.plugins.registry.attachments import Attached, list_attached
 from auditor.plugins.registry.audits import check_audit, latest_audit
 from auditor.plugins.registry.location import ModelVersion, mlflow_errors, resolve
@@ -78,8 +78,11 @@ def _problem(version: ModelVersion, check: Callable[[ModelVersion], object]) -> 
 
 
 def _check_history(version: ModelVersion) -> None:
-    """Raise when the version names an entry of its model's history that is not there, or the history is not whole."""
+    """Raise when the version is not what its model's history says, or names an entry that is not there."""
     heads = {version.version: version.tags[tags.LOG]} if tags.LOG in version.tags else {}
-    for entry in history.verify(history.entries(version.name), heads=heads):
+    entries = history.verify(history.entries(version.name), heads=heads)
+    for entry in entries:
         if entry.problem:
             raise TamperError(f"the tag {tags.LOG} or the history of {version.name}: {entry.problem}.")
+    if problem := logged_state.contradiction(version, entries):
+        raise TamperError(f"{problem}.")

@@ -11,6 +11,7 @@ small network, an explainer, an ONNX graph, an audit and a verdict; ``flips`` is
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -243,6 +244,14 @@ def check(folder: Path, uri: str) -> None:
     assert not broken, broken
 
 
+def preload() -> None:
+    """Import what ``check`` needs, once for all the processes that are forked for it."""
+    for name in ("subjects", "verification", "verdicts", "logged_state", "audits"):
+        importlib.import_module(f"auditor.plugins.registry.{name}")
+    importlib.import_module("mlflow.store.model_registry.sqlalchemy_store")
+    importlib.import_module("torch")
+
+
 def kills(n: int, seed: int) -> dict[str, Any]:
     """Kill commands at ``n`` points, spread evenly over the changes that each makes to the store."""
     uri = f"models:/{NAME}/1"
@@ -256,6 +265,7 @@ def kills(n: int, seed: int) -> dict[str, Any]:
             code, changes[action] = run_until(folder, command(folder, uri, action, seed))
             assert code == 0, (folder / "command.log").read_text()
         print(f"changes of the store: {changes}", flush=True)
+        preload()
         for k in range(n):
             action = ACTIONS[k % 4]
             point = 1 + (k // 4) * changes[action] * 4 // n

@@ -467,6 +467,20 @@ def test_a_hand_made_verdict_is_never_shown_as_passed(page, shown):
         mlflow.MlflowClient().delete_model_version_tag("shown", "3", "auditor.gate")
 
 
+def test_keys_that_can_no_longer_be_read_leave_no_verdict_verified(page, shown, monkeypatch, tmp_path):
+    """Keys are read again at every page: one that was revoked since the server started no longer counts."""
+    uri = "models:/shown/3"
+    set_gate(uri)
+    try:
+        assert "✓ passed" in text_of(page.get("/auditor/version?name=shown&version=3"))
+        monkeypatch.setenv("AUDITOR_TRUSTED", str(tmp_path / "gone"))
+        text = text_of(page.get("/auditor/version?name=shown&version=3"))
+        assert "✓ passed" not in text
+        assert "no such folder" in text
+    finally:
+        mlflow.MlflowClient().delete_model_version_tag("shown", "3", "auditor.gate")
+
+
 @pytest.mark.slow
 def test_a_real_server_with_settings_of_a_login_lets_nobody_in_without_it(tmp_path):
     """Old code served this server's models to everybody, to read and to write."""

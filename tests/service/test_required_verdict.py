@@ -91,6 +91,58 @@ def test_a_version_whose_key_is_revoked_is_no_longer_served(registry, passed, tm
     assert problem.value.status == 503
 
 
+@pytest.fixture
+def serving(registry, passed, tmp_path, monkeypatch):
+    """A worker that serves what alice passed, and its folder of keys, where bob is trusted too."""
+    monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: Pace())
+    uri, folder = passed
+    (tmp_path / "alice.pub").write_bytes((folder / "keys" / "alice.pub").read_bytes())
+    new_key("bob", tmp_path)
+    worker = Worker(settings_of(uri, tmp_path))
+    worker.served = worker._look()
+    assert worker.served is not None
+    yield worker, tmp_path
+    mlflow.set_tracking_uri(registry)
+    mlflow.set_registry_uri(registry)
+
+
+def test_a_revoked_key_ends_serving_also_while_mlflow_is_out_of_reach(serving):
+    worker, keys = serving
+    mlflow.set_tracking_uri("http://127.0.0.1:9")
+    mlflow.set_registry_uri("http://127.0.0.1:9")
+    revoke("bob", keys)  # has nothing to do with what is served
+    assert worker._look() is None
+    assert worker.served is not None
+    revoke("alice", keys)
+    assert worker._look() is None
+    with pytest.raises(Problem, match="nobody who is trusted vouches for the model now"):
+        worker.current()
+
+
+def test_keys_that_cannot_be_read_count_for_the_grace_period_and_no_longer(serving):
+    """The hole: a server whose folder of keys was gone served on without end."""
+    worker, keys = serving
+    keys.rename(keys.with_name("elsewhere"))
+    assert worker._look() is None
+    assert worker.served is not None
+    worker._trusted_at -= worker.settings.keys_grace_s + 1
+    assert worker._look() is None
+    assert worker.served is None
+    keys.with_name("elsewhere").rename(keys)
+    assert worker._look().explained.attestation["signer"] == "alice"
+
+
+def test_a_revoked_key_ends_serving_also_when_the_alias_points_to_what_is_not_served(serving, tiny):
+    worker, keys = serving
+    bare = plugins.log_subject(tiny, "required-bare-too", experiment="tests")
+    worker.settings = settings_of(bare, keys)
+    assert worker._look() is None
+    assert worker.served is not None  # a version that nobody passed does not take the place of one that was
+    revoke("alice", keys)
+    assert worker._look() is None
+    assert worker.served is None
+
+
 def test_a_version_whose_attestation_has_expired_is_looked_at_again(registry, passed, monkeypatch):
     monkeypatch.setattr(worker_module, "warm_up", lambda loaded, settings: Pace())
     uri, folder = passed

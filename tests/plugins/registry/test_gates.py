@@ -153,7 +153,8 @@ def test_a_tampered_graph_with_the_right_digests_is_neither_judged_nor_verified(
     uri, _, policy = version
     good = export(uri)
     subject = plugins.load_subject(uri)
-    assert [x.problem for x in plugins.verify(uri) if not x.verified] == []
+    problems = {x.kind: x.problem for x in plugins.verify(uri) if not x.verified}
+    assert set(problems) <= {"history"}  # says that the fixture has put tags back
     model = onnx.load_model_from_string(good.content)
     biases = [t for t in model.graph.initializer if list(t.dims) == [3]]
     assert biases

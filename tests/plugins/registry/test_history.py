@@ -9,6 +9,7 @@ import mlflow
 import pytest
 
 from auditor import plugins
+from auditor.errors import ClockError
 from auditor.plugins.registry import history
 from auditor.plugins.registry.history import Entry, digest_of, from_tags, verify
 from auditor.plugins.registry.location import resolve
@@ -147,6 +148,19 @@ def test_a_history_that_cannot_be_written_is_a_warning(version, caplog, monkeypa
     assert history.append(version, "audit", {}) is None
     assert "is not in the model's history" in caplog.text
     assert history.append(replace(version, name=""), "audit", {}) is None
+
+
+def test_with_a_clock_in_the_past_nothing_is_done(version, monkeypatch):
+    """The hole: a gate passed and promoted by a clock of years ago, and only the log looked odd afterwards."""
+    history.append(version, "attach", {})
+    n = len(history.entries(version.name))
+    monkeypatch.setattr(history, "_now", lambda: "2020-01-01T00:00:00+00:00")
+    done = []
+    sentence = r"by the clock here it is 2020-01-01 00:00, but entry \d+ .* set the clock"
+    with pytest.raises(ClockError, match=sentence), history.noted(version, "promote", {}):
+        done.append(1)
+    assert done == []
+    assert len(history.entries(version.name)) == n
 
 
 def test_a_deed_stands_between_two_entries_and_a_killed_one_after_its_beginning(version):

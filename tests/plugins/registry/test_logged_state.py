@@ -3,7 +3,9 @@
 import pytest
 
 from auditor.plugins.registry.history import Entry
-from auditor.plugins.registry.logged_state import compare
+from auditor.plugins.registry.location import ModelVersion
+from auditor.plugins.registry.logged_state import compare, contradiction
+from auditor.plugins.registry.tags import AUDIT, AuditTag
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 CONCEPTS = {"explainer/concepts": A}
@@ -75,3 +77,17 @@ def test_a_deleted_version_and_an_entry_that_does_not_stand_say_nothing():
     assert problems({k: v for k, v in STATE.items() if k[0] != "2"}, versions=("1",)) == []
     forged = Entry(9, "", "attach", "1", {"explainer/concepts": B}, problem="entry 9 was rewritten")
     assert problems(STATE, [*HISTORY, forged]) == []
+
+
+@pytest.mark.parametrize(
+    ("digest", "words"), [(B, ""), (A, "audit.json of version 1 is aaaaaaaaaaaa, and entry 3 says")]
+)
+def test_a_version_that_an_entry_contradicts_does_not_verify(digest, words):
+    """The hole: a forged audit with a checksum of its own verified, since only ``auditor log verify`` compared."""
+    tag = AuditTag(digest, "audits/1").encode()
+    version = ModelVersion("models:/m/1", "m", "1", "", None, "0", {AUDIT: tag})
+    history = [HISTORY[2], *HISTORY[4:]]
+    problem = contradiction(version, history)
+    assert problem.startswith(words)
+    assert bool(problem) == bool(words)
+    assert contradiction(version, []) == ""  # of a release that kept no log
