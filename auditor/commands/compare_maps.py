@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -74,13 +75,7 @@ def compare_maps(
         version = resolve(model, registered=True)
         subject = load_subject(version, allow_pickle=allow_pickle or None)
         pixels = torch.from_numpy(read_image(image, subject.preprocessing))
-        attached = names(version)
-        unknown = [n for n in explainers if n not in attached and n != "none"]
-        if unknown:
-            has = ", ".join(attached) or "nothing"
-            raise OptionError(f"--explainers {unknown[0]}: {version.label} has {has} attached; none leaves all out.")
-        wanted = [n for n in attached if n in explainers or not explainers]
-        loaded = {n: load(version, n, subject=subject) for n in wanted}
+        loaded = {n: load(version, n, subject=subject) for n in _asked_for(explainers, names(version), version.label)}
     with Bar() as bar:
         options = {} if timeout_s is None else {"timeout_s": timeout_s}
         compared = compare(
@@ -98,13 +93,32 @@ def compare_maps(
 
         write_maps_page(compared, subject, out, f"{image.name} by {len(compared.maps)} methods, {version.label}")
     if as_json:
-        head = {"model": version.label, "image": str(image), "seed": seed, "random_area": compared.random_area}
-        classes = {k: subject.class_names[getattr(compared, k)] for k in ("prediction", "target")}
-        maps = [m.to_json() for m in compared.maps]
-        say(as_text({**head, **classes, "probability": compared.probability, "maps": maps}))
+        head = {"model": version.label, "image": str(image), "seed": seed}
+        say(as_text({**head, **_document(compared, subject.class_names)}))
         return
     _show(compared, subject.class_names[compared.target])
     say(f"page in {out}" if out is not None else "the maps themselves: --out maps.html")
+
+
+def _asked_for(explainers: tuple[str, ...], attached: Sequence[str], label: str) -> list[str]:
+    """Return which of the attached explainers take part: all when none is named."""
+    from auditor.errors import OptionError
+
+    unknown = [n for n in explainers if n not in attached and n != "none"]
+    if unknown:
+        has = ", ".join(attached) or "nothing"
+        raise OptionError(f"--explainers {unknown[0]}: {label} has {has} attached; none leaves all out.")
+    return [n for n in attached if n in explainers or not explainers]
+
+
+def _document(compared: MapComparison, class_names: Sequence[str]) -> dict[str, Any]:
+    return {
+        "random_area": compared.random_area,
+        "prediction": class_names[compared.prediction],
+        "target": class_names[compared.target],
+        "probability": compared.probability,
+        "maps": [m.to_json() for m in compared.maps],
+    }
 
 
 def _show(compared: MapComparison, target: str) -> None:

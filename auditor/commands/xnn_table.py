@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from auditor.commands.group import JSON, LABELS, LIMIT, PICKLE, SEED, auditor, example, reports_errors
+
+if TYPE_CHECKING:
+    from auditor.data.source import Data
+    from auditor.subject.preprocessing import Preprocessing
 
 
 @auditor.command(
@@ -57,15 +62,13 @@ def xnn_table(
     as_json: bool,
 ) -> None:
     """Compare explanation heads with their baselines on MODEL: faithfulness, orthogonality, locality."""
-    from auditor.commands.terminal import Bar, as_text, parse_settings, say, table, waiting
+    from auditor.commands.terminal import Bar, parse_settings, say, waiting
     from auditor.data.source import open_data
-    from auditor.errors import OptionError
     from auditor.explainers.base import parse_config
     from auditor.explainers.xnn.explainer import XnnConfig, XnnExplainer
     from auditor.explainers.xnn.paper_table import TableOptions, layer_rows
     from auditor.explainers.xnn.paper_table import xnn_table as compare
     from auditor.explainers.xnn.table_methods import METHODS
-    from auditor.metrics.locality import object_masks, part_masks
     from auditor.plugins import load_subject
 
     options = {"layer": layer, "target": target, "seed": seed, **parse_settings(settings)}
@@ -75,13 +78,7 @@ def xnn_table(
     unseen = None if judge is None else open_data(judge, limit=limit, seed=seed, labels=labels)
     with waiting(f"loading {model}"):
         subject = load_subject(model, allow_pickle=allow_pickle or None)
-    if boxes is not None and parts is None:
-        raise OptionError("xnn-table: --boxes needs --parts as well.")
-    if parts is not None and masks is not None:
-        raise OptionError("xnn-table: --parts and --masks both say what a part is; give one of them.")
-    annotated = None if parts is None else part_masks(unseen or source, subject.preprocessing, parts, boxes)
-    if masks is not None:
-        annotated = object_masks(unseen or source, subject.preprocessing, masks)
+    annotated = _annotated(unseen or source, subject.preprocessing, parts, boxes, masks)
     names = [m.strip() for m in methods.split(",")] if methods else list(METHODS)
     more = TableOptions(
         lasso_alphas=tuple(_numbers("--lasso-alphas", lasso_alphas)),
@@ -94,24 +91,35 @@ def xnn_table(
         if deep:
             comparison = layer_rows(subject, source, config, [n.strip() for n in deep.split(",")], bar)
         else:
-            comparison = compare(
-                subject,
-                source,
-                config,
-                methods=names,
-                parts=annotated,
-                judged_on=unseen,
-                options=more,
-                progress=bar,
-            )
-    rows = [row.to_json() for row in comparison]
+            on = {"parts": annotated, "judged_on": unseen, "options": more}
+            comparison = compare(subject, source, config, methods=names, progress=bar, **on)
+    _show([row.to_json() for row in comparison], as_json)
+    if annotated is None and not deep and not as_json:
+        say("locality: entropy over a 4 x 4 grid (at most 2.77), since the data has no annotated parts")
+
+
+def _annotated(images: Data, pre: Preprocessing, parts: str | None, boxes: str | None, masks: str | None) -> Any:
+    """Return where the parts are in the images measured on, by points or by masks of objects; None without."""
+    from auditor.errors import OptionError
+    from auditor.metrics.locality import object_masks, part_masks
+
+    if boxes is not None and parts is None:
+        raise OptionError("xnn-table: --boxes needs --parts as well.")
+    if parts is not None and masks is not None:
+        raise OptionError("xnn-table: --parts and --masks both say what a part is; give one of them.")
+    if masks is not None:
+        return object_masks(images, pre, masks)
+    return None if parts is None else part_masks(images, pre, parts, boxes)
+
+
+def _show(rows: list[dict[str, Any]], as_json: bool) -> None:
+    from auditor.commands.terminal import as_text, say, table
+
     if as_json:
         say(as_text([{k: v if v == v else None for k, v in row.items()} for row in rows]))
         return
     shown = [[f"{v:.3f}" if isinstance(v, float) and v == v else str(v) for v in row.values()] for row in rows]
     table(list(rows[0]), [["-" if v == "nan" else v for v in row] for row in shown])
-    if annotated is None and not deep:
-        say("locality: entropy over a 4 x 4 grid (at most 2.77), since the data has no annotated parts")
 
 
 def _numbers(option: str, text: str) -> list[float]:

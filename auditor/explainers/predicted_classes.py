@@ -76,8 +76,8 @@ class PredictedClasses:
 
     def _without_images(self) -> list[str]:
         """Say which classes the model sees in no image; nothing of a model with one logit, which has two in one."""
-        names, seen = self.subject.class_names, set(self.learned) | set(self.held_out)
-        missing = [name for k, name in enumerate(names) if k not in seen]
+        names, predicted = self.subject.class_names, set(self.learned) | set(self.held_out)
+        missing = [name for k, name in enumerate(names) if k not in predicted]
         if self._n_outputs != len(names) or not missing:
             return []
         named = ", ".join(missing[:SHOWN]) + (", …" if len(missing) > SHOWN else "")

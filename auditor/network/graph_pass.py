@@ -28,13 +28,13 @@ class GraphPass:
     def __init__(self, subject: Subject, graph: AtenGraph, layer: str) -> None:
         self.mean_and_std = subject.normalise
         self.graph, self.node = graph, graph.layer(layer)
-        self.kept = frozenset({self.node})
+        self.pinned = frozenset({self.node})
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (batch, classes) and the layer's output (native shape) of pixels ``x``."""
         if x.dim() == 4 and self.graph.any_strides:
             x = x.contiguous(memory_format=torch.channels_last)
-        values = self.graph.evaluate(self.mean_and_std(x), pinned=self.kept)
+        values = self.graph.evaluate(self.mean_and_std(x), pinned=self.pinned)
         logits: Tensor = values[self.graph.output]
         return (logits[:, None] if logits.ndim == 1 else logits), values[self.node]
 

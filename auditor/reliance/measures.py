@@ -243,6 +243,19 @@ def second_look(
     return result, model.images + heat.passes * len(own_rows)
 
 
+def _too_few(n_of_class: int, n_others: int) -> str:
+    """Return why a class cannot be measured, or nothing."""
+    if n_of_class < MIN_IMAGES:
+        return f"only {n_of_class} images that the model gets right; at least {MIN_IMAGES} are needed"
+    return "" if n_others >= 4 else "too few images of other classes to compare with"
+
+
+def _to_hide(n: int, config: RelianceConfig, seed: int) -> Tensor:
+    """Return which of n images of a class have regions hidden: at most half of them where there are many."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[: min(config.hidden_images, max(MIN_IMAGES, n // 2))].sort().values
+
+
 def _class(
     model: _Model,
     subject: Subject,
@@ -257,28 +270,21 @@ def _class(
 ) -> ClassReliance:
     name = subject.class_names[k]
     of_class, others = (y == k).nonzero()[:, 0], (y != k).nonzero()[:, 0]
-    if len(of_class) < MIN_IMAGES:
-        reason = f"only {len(of_class)} images that the model gets right; at least {MIN_IMAGES} are needed"
+    if reason := _too_few(len(of_class), len(others)):
         return ClassReliance(k, name, len(of_class), accuracy, skipped=reason)
-    if len(others) < 4:
-        return ClassReliance(
-            k, name, len(of_class), accuracy, skipped="too few images of other classes to compare with"
-        )
     generator = torch.Generator().manual_seed(config.seed + 7919 * k)
     size = (x.shape[2], x.shape[3])
     targets = torch.full((len(x),), k)
     at = boxes(maps[of_class])
     likeness = sameness(x[of_class], at)
-    order = torch.randperm(len(of_class), generator=torch.Generator().manual_seed(config.seed + k))
-    n_hidden = min(config.hidden_images, max(MIN_IMAGES, len(of_class) // 2))
-    some = of_class[order[:n_hidden].sort().values]
+    some = of_class[_to_hide(len(of_class), config, config.seed + k)]
     hidden = hide(model, x[some], targets[some], maps[some], SHARES, FILLS, config.seed + k)
     alone = keep_only(model, x[some], targets[some], maps[some], FULLY_HIDDEN, config.seed + k)
     before = margins(logits, targets)
     way = max(float(before[of_class].mean() - before[others].mean()), 1e-6)
     followed, pattern_leak, divergence = _followed(model, k, x, y, maps, at, likeness, way, generator, config)
-    own = torch.Generator().manual_seed(config.seed + 104729 * (k + 1))
-    trial = tried(model, k, x[of_class], maps[of_class], at, x[others], before[others], own)
+    draws = torch.Generator().manual_seed(config.seed + 104729 * (k + 1))
+    trial = tried(model, k, x[of_class], maps[of_class], at, x[others], before[others], draws)
     followed["best_box"] = trial.followed
     elsewhere = random_places(at, size, generator, away=True)
     early = _sameness_early(model, x[of_class], (at, elsewhere))

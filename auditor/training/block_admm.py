@@ -268,9 +268,9 @@ class BlockAdmm:
         for t in range(T - 1, 0, -1):
             upper = linearised[t]
             pulls = upper, gap[t], upper.goal(gap[t + 1]), beta[t - 1], beta[t]
-            own = linearised[t - 1].own_move(*pulls, cfg.z_steps)
-            moments = self._moments(t, rows) if own is None else None
-            moves[t] = self.steps[t].descend(*pulls, self.batches, moments) if own is None else own
+            closed = linearised[t - 1].own_move(*pulls, cfg.z_steps)
+            moments = self._moments(t, rows) if closed is None else None
+            moves[t] = self.steps[t].descend(*pulls, self.batches, moments) if closed is None else closed
             self._keep(t, rows, moments)
             Z[t], gap[t] = Z[t] + moves[t], gap[t] + moves[t]
         changed = [torch.zeros_like(linearised[0].out)]  # what the moves change of block t's output; X does not move
@@ -375,10 +375,10 @@ class BlockAdmm:
         if cfg.warm_up:
             factor *= min(1.0, (self.batches + 1) / cfg.warm_up)
         factors = cfg.lr_factors or (1.0,) * len(self.optimizers)
-        for optimizer, own in zip(self.optimizers, factors, strict=True):
+        for optimizer, of_block in zip(self.optimizers, factors, strict=True):
             if optimizer is not None:
                 for group in optimizer.param_groups:
-                    group["lr"] = cfg.lr * factor * own
+                    group["lr"] = cfg.lr * factor * of_block
 
     def _adapt_penalty(self, epoch: int, relative: float) -> None:
         cfg = self.config

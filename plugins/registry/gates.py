@@ -74,38 +74,34 @@ def run_gate(
     version = resolve(uri, registered=True)
     base = None if baseline is None else resolve(baseline, registered=True)
     _check_options(version, base, rules, trusted, require_signed_audit)
-    for judged in (version, base):
-        if judged is not None:
-            _check_tags(judged)
+    _check_tags(*filter(None, (version, base)))
     model = VersionModel(version, allow_pickle)
     source = _source(data)
     options: dict[str, Any] = {"config": config, "allow_pickle": allow_pickle, "progress": progress, "command": command}
     options |= {"fresh": fresh, "with_reliance": any(name.startswith("model/reliance/") for name in rules.limits)}
     audited = _fitting(model, audit, source, store=store, **options)
-    other = base_model = drift = None
+    other = drift = base_record = None
     if rules.needs_baseline and base is None:
         judge(audited, rules)  # says which limit needs one
     if base is not None:
         base_model = VersionModel(base, allow_pickle)
-        _same_task(model.record, base_model.record, version.label, base.uri)
+        _same_task(model.record, base_record := base_model.record, version.label, base.uri)
         same = source if source is not None else _again(audited)
         other = _fitting(base_model, None, same, store=False, **options)
         if rules.needs_drift:
             others = _honest(version, base, base_model.subject, same, honest, allow_pickle)
-            drift = _drift(base_model.subject, model.subject, same, others, progress)
-            drift |= _reliance_change(other, audited)
+            drift = _drift(base_model.subject, model.subject, same, others, progress) | _reliance_change(other, audited)
     gate = judge(audited, rules, other, drift, _signed_by(version, audited, trusted, require_signed_audit))
     gate = replace(gate, model=version.label, baseline="" if base is None else base.uri)
     if store:
-        base_record = None if base_model is None else base_model.record
         store_verdict(gate, version, model.record, audited, base_record, sign=sign_verdict)
-    promotion = promote if gate.verdict == "pass" else None
+    gate = replace(gate, promoted=(promote or "") if gate.verdict == "pass" else "")
     if before_promotion is not None:
-        before_promotion(replace(gate, promoted=promotion or ""))
-    if promotion is not None:
+        before_promotion(gate)
+    if promote is not None and gate.verdict == "pass":
         _check_unchanged(version, model.record, rules, audited if store and audit is None else None)
-        _promote(version, promotion)
-    return replace(gate, promoted=promotion or "")
+        _promote(version, promote)
+    return gate
 
 
 def _signed_by(version: ModelVersion, audit: Audit, trusted: TrustedKeys | None, required: bool) -> SignedBy:
@@ -148,14 +144,15 @@ def _check_options(
         raise OptionError(f"gate: the baseline {base.label} is a copy of {version.label}; name another version.")
 
 
-def _check_tags(version: ModelVersion) -> None:
+def _check_tags(*versions: ModelVersion) -> None:
     """Raise where somebody has edited a tag that a verdict would rest on; its own tag is written anew."""
-    edited = [key for key in tags.altered(version.tags) if key != tags.GATE]
-    if edited:
-        raise TamperError(
-            f"gate: the tag {edited[0]} of {version.label} is not as it was written; restore it, or write it anew "
-            f"({tags.written_by(edited[0])})."
-        )
+    for version in versions:
+        edited = [key for key in tags.altered(version.tags) if key != tags.GATE]
+        if edited:
+            raise TamperError(
+                f"gate: the tag {edited[0]} of {version.label} is not as it was written; restore it, or write it anew "
+                f"({tags.written_by(edited[0])})."
+            )
 
 
 def _check_unchanged(version: ModelVersion, model: ModelRecord, rules: Policy, audit: Audit | None) -> None:

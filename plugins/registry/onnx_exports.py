@@ -204,7 +204,7 @@ def check_graph(version: ModelVersion, model: VersionModel, audit: Audit | None)
 
 
 def compared(version: ModelVersion, subject: Subject) -> str:
-    """Return the digest of the stored graph if it answers as the model does, else nothing: then nobody is told so."""
+    """Return the digest of the stored graph if it answers as the model does, else nothing, and no message claims it."""
     tag = tags.onnx_tag(version.tags)
     if tag is None:
         return ""

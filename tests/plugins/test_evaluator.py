@@ -187,6 +187,7 @@ def test_another_model_than_the_one_evaluated_is_refused(registry, audited, tiny
         evaluate(audited, ImageDataset(*digits_arrays), {"model_uri": "models:/another/1"})
 
 
+@pytest.mark.slow  # mlflow's own evaluator imports shap
 def test_what_is_no_image_model_is_left_alone(registry):
     """With all evaluators asked for, a table model is evaluated as if we were not installed."""
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0], "y": [0, 1, 0, 1], "p": [0, 1, 0, 0]})

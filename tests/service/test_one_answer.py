@@ -180,7 +180,7 @@ def loaded(everything):
     return subject, {name: load(everything, name, subject=subject) for name in sorted(["nmf", "xnn", *KINDS])}
 
 
-@pytest.mark.parametrize("stability", ["off", "fast", "full"])
+@pytest.mark.parametrize("stability", ["off", "fast", pytest.param("full", marks=pytest.mark.slow)])
 def test_every_way_gives_the_same_numbers(rest, cli, everything, loaded, picture, tmp_path, monkeypatch, stability):
     x, (subject, explainers) = picture[1], loaded
     options = {**OPTIONS, "stability": stability, "heatmaps": "array"}

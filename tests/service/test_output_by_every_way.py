@@ -155,7 +155,8 @@ def test_labels_of_a_multilabel_model_by_every_way(registry, trained, picture, c
     sets = np.tile((expected >= 0.5).numpy(), (24, 1)).astype(np.int64)
     sets[12:, 0] = 1 - sets[12:, 0]
     np.savez(tmp_path / "sets.npz", images=images, labels=sets)
-    metrics = audit(subject, open_data(tmp_path / "sets.npz"), {}, AuditConfig(images=20)).metrics
+    only = AuditConfig(images=20, checks=("performance",))
+    metrics = audit(subject, open_data(tmp_path / "sets.npz"), {}, only).metrics
     assert metrics["model/accuracy"].value == pytest.approx(1 - 0.5 / 10)
     assert metrics["model/accuracy/0"].value == 0.5
     assert metrics["model/worst_class_accuracy"].value == 0.5

@@ -111,9 +111,9 @@ def one_dimensional_order(rows: Tensor) -> Tensor:
 
     start = torch.linspace(-1, 1, n, dtype=torch.float64).numpy()
     _, vectors = eigsh(LinearOperator((n, n), matvec=step, dtype=np.float64), k=1, which="LA", v0=start, tol=1e-6)
-    place = torch.from_numpy(vectors[:, 0].copy()) * root
-    place = place if float(place[0]) <= float(place[-1]) else -place  # the sign is arbitrary
-    return torch.where(blank, torch.inf, place).argsort(stable=True)
+    position = torch.from_numpy(vectors[:, 0].copy()) * root
+    position = position if float(position[0]) <= float(position[-1]) else -position  # the sign is arbitrary
+    return torch.where(blank, torch.inf, position).argsort(stable=True)
 
 
 def mask_of(latent: Tensor) -> Tensor:

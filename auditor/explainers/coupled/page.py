@@ -88,16 +88,16 @@ class CoupledPage(ConceptPage):
     def _example(self, i: int, near: Neighbours) -> tuple[str, list[tuple[Image.Image, str]]]:
         """Return one example as figure 5 has it: its concept, what that masks, the neighbours and their concepts."""
         e = self.explainer
-        own = int(e.F_[:, i].argmax())
+        concept = int(e.F_[:, i].argmax())
         strongest, share = _strongest(near)
         text = f"{e.ids_[i]} and its neighbours; {share:.0%} of the nearest {N_COUNTED}: {e.label(strongest)}"
         figures = [(self._thumb(i), e.ids_[i])]
-        latent = e.latent_image(own)
+        latent = e.latent_image(concept)
         if latent.numel():
             x = e.thumbs_[i].float() / 255
             mask = mask_of(latent.mean(0)).float()[None, None]
             mask = torch.nn.functional.interpolate(mask, x.shape[1:], mode="nearest")[0]
-            figures.append((sized(x * mask, THUMB_SIDE), f"where {e.label(own)} is above its median"))
+            figures.append((sized(x * mask, THUMB_SIDE), f"where {e.label(concept)} is above its median"))
         bars = (concept_bars(near.concepts, strongest), f"concepts of the nearest {N_COUNTED}")
         return text, [*figures, bars, *((self._thumb(j), e.ids_[j]) for j in near.index[:N_NEIGHBOURS])]
 

@@ -1,6 +1,6 @@
 """The page of deepfacto: its factors, and which of them follow single attributes that the training never saw.
 
-As figure B.2 of [Khorram2020]: for an attribute, the row of S whose amount tells best who has it, over its top images.
+As figure B.2 of [Khorram2020]: for an attribute, the row of S whose amount shows best who has it, over its top images.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def attribute_section(explainer: DeepFactoExplainer) -> Section:
         rows.append((f"{title} ({f.frequency:.0%} have it)", figures))
     return Section(
         "Factors that follow single attributes",
-        "The training saw no attributes. For each, the factor whose amount tells best who has it, chosen on the images "
+        "The training saw no attributes. For each, the factor whose amount shows best who has it, chosen on the images "
         "of the fit; the area is how often an image that has it has more of the factor than one that has not, on "
         "images the fit did not see: 0.5 by chance.",
         rows=rows,

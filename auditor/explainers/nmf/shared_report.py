@@ -72,10 +72,7 @@ def measure_shared(
     e.importance_ = (importance[order] / n).float()
     e.by_class_ = (by_class[order] / counts.clamp_min(1)).float()
     e.gallery_ = gallery.reordered(order.tolist())
-    e.groups_ = groups(torch.cat(maps)[:, order], seed=cfg.seed)
-    largest, e.metrics["groups/n"] = dominance(e.by_class_, e.groups_), float(len(e.groups_))
-    if not bool(largest.isnan().all()):
-        e.metrics["groups/dominance"] = float(largest[~largest.isnan()].max())
+    _measure_groups(e, torch.cat(maps)[:, order])
     e.metrics.update(
         relative_error=(sums["lost"] / sums["total"]) ** 0.5 if sums["total"] else 0.0,
         f_cls=sums["agree"] / n,
@@ -84,3 +81,11 @@ def measure_shared(
         integration_error=sums["error"] / n,
         n_held_out=n,
     )
+
+
+def _measure_groups(e: NmfExplainer, maps: Tensor) -> None:
+    """Group the concepts by their maps, and measure how much of a class one group has."""
+    e.groups_ = groups(maps, seed=e.config.seed)
+    largest, e.metrics["groups/n"] = dominance(e.by_class_, e.groups_), float(len(e.groups_))
+    if not bool(largest.isnan().all()):
+        e.metrics["groups/dominance"] = float(largest[~largest.isnan()].max())

@@ -38,7 +38,7 @@ from auditor.explainers.tree.intersection_training import (
 )
 from auditor.explainers.tree.quantised_features import Backbone, Representation
 from auditor.explainers.tree.reading import ReadExamples, prototypes, read
-from auditor.kernels.trees.tree import Tree, TreeLimits, fit_tree
+from auditor.kernels.trees.tree import Codes, Tree, TreeLimits, fit_tree
 from auditor.metrics.attribute_probe import read_attributes
 from auditor.network.aten_graph import graph_of
 from auditor.network.graph_module import LayerModule, weights_digest
@@ -164,11 +164,7 @@ class TreeExplainer(Explainer):
             self.history_ = self._follow(train(net, backbone, fitted, trial, cfg.recipe(limits)), progress)
         self.net_, self.layer_, self.is_flat_ = net.eval(), layer, backbone.is_flat
         codes, g = codes_of(net, backbone, fitted.x)
-        if (codes == codes[:1]).all():
-            raise NumericsError(
-                f"tree: all {len(codes)} images have the same codes at layer {layer!r}; the representation has died or "
-                "the layer is constant: lower lambda_3 or lr, or take another layer."
-            )
+        _check_alive(codes, layer)
         self.tree_ = fit_tree(codes, g.double().numpy(force=True), limits, bits=cfg.bits)
         self.tuned_ = backbone.state()
         self._backbones.clear()
@@ -522,3 +518,11 @@ class TreeExplainer(Explainer):
             }
             for change in boxes.changes(self.tree_, row, self.config.alternatives)
         ]
+
+
+def _check_alive(codes: Codes, layer: str) -> None:
+    if (codes == codes[:1]).all():
+        raise NumericsError(
+            f"tree: all {len(codes)} images have the same codes at layer {layer!r}; the representation has died or "
+            "the layer is constant: lower lambda_3 or lr, or take another layer."
+        )

@@ -104,11 +104,11 @@ def train(
     state_before = (copy.deepcopy(net.state_dict()), backbone.state())
     for number in range(1, recipe.epochs + 1):
         net.train()
-        sums, n_batches = np.zeros(3), 0
+        sums = np.zeros(3)
         grower: TreeGrower | None = None
         batches = torch.split(torch.randperm(len(train_set), generator=order_of), recipe.batch)
         pending: list[tuple[Tensor, Tensor]] = []
-        seen: list[tuple[Tensor, Tensor]] = []  # pairs of this epoch
+        pairs: list[tuple[Tensor, Tensor]] = []  # of this epoch
         for i, rows in enumerate(batches):
             v = net.codes(_inputs(backbone, train_set.x[rows]))
             logits = net.logits(v)
@@ -121,9 +121,9 @@ def train(
                 pending.append((v.detach(), log_g.detach().exp()))
                 if (i + 1) % refit_every == 0 or i == 0:
                     fitted = _append(grower, pending)
-                    seen += pending
+                    pairs += pending
                     if i or tree is None:
-                        tree = _better(tree, fitted, seen) if recipe.keep_better else fitted
+                        tree = _better(tree, fitted, pairs) if recipe.keep_better else fitted
                     pending = []
                 assert tree is not None
                 t = torch.from_numpy(tree.predict(_as_codes(v))).to(log_g)
@@ -131,15 +131,12 @@ def train(
             sparse = _sparsity(v, recipe, mask_of, len(train_set))
             warm = min(1.0, (i + 1) / len(batches)) if number == 1 else 1.0
             total = recipe.lambda_1 * loss + warm * recipe.lambda_2 * soft + recipe.lambda_3 * sparse
-            optimiser.zero_grad()
-            total.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
+            _descend(optimiser, total)
             sums += [loss.item(), soft.item(), sparse.item()]
-            n_batches += 1
         scored = _score(net, backbone, train_set, trial, recipe)
         is_drop = number > recipe.min_epochs and scored[0] < before
         drops += is_drop
-        loss, soft, sparse = (sums / n_batches).tolist()
+        loss, soft, sparse = (sums / len(batches)).tolist()
         yield Epoch(number, loss, soft, sparse, *scored, is_drop)
         if is_drop and drops >= recipe.stop_after_drops > 0:
             net.load_state_dict(state_before[0])
@@ -148,6 +145,12 @@ def train(
         before = scored[0]
         state_before = (copy.deepcopy(net.state_dict()), backbone.state())
     net.eval()
+
+
+def _descend(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimiser.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
 
 
 def _optimiser(parameters: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:

@@ -56,6 +56,7 @@ def test_lime_finds_the_only_place_that_counts(corner):
         lime(corner[0], torch.rand(1, 2, 13, 17), torch.tensor([1]))
 
 
+@pytest.mark.slow  # shap compiles for seconds when it is imported
 def test_shap_adds_up_to_the_difference_from_grey(corner):
     pytest.importorskip("shap")
     subject, x = corner

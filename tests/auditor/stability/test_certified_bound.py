@@ -149,7 +149,8 @@ def test_what_is_not_lipschitz_is_named():
 
 
 @pytest.mark.parametrize(
-    "name", ["squeezenet1_1", "mobilenet_v3_small", pytest.param("resnet18", marks=pytest.mark.slow)]
+    "name",
+    ["squeezenet1_1", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mobilenet_v3_small", "resnet18"))],
 )
 def test_networks_of_torchvision_get_a_bound_or_a_reason(name):
     torch.manual_seed(0)

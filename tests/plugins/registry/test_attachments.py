@@ -127,6 +127,7 @@ def start_attach(store, folder, name):
     )
 
 
+@pytest.mark.slow
 def test_two_attaches_at_once_both_whole_one_wins(registry, concepts, digits, digits_data, tmp_path):
     from auditor import fit
 
