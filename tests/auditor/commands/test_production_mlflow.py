@@ -12,7 +12,6 @@ import mlflow
 import pytest
 
 from auditor.cli import main
-from tests.free_port import free_port
 from tests.plugins.server import mlflow_server
 from tests.stores import s3, s3_server  # noqa: F401  (fixtures)
 
