@@ -1,11 +1,15 @@
 """``auditor study``: drawn, attached, answered, its results in audit and gate; bad input in one line."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from auditor import plugins
 from auditor.plugins.registry.location import resolve
+from auditor.plugins.registry.studies import study_measures, with_studies
+from auditor.release.gate import judge
+from auditor.release.policy import parse_policy
 from auditor.study.answers import AnswerStore
 from auditor.study.folder import read_study
 from tests.auditor.study.drawn import take_part
@@ -61,6 +65,20 @@ def test_results_go_to_page_table_version_audit_and_gate(drawn, cli, tmp_path):
     verdict = json.loads(cli("gate", uri, "--policy", policy, "--json").stdout)
     assert [c["verdict"] for c in verdict["checks"]] == ["pass", "fail"]
     assert not [code for code in codes if code in json.dumps(document)]
+
+
+def test_a_study_of_the_model_as_it_was_counts_no_more(drawn, cli):
+    uri, folder, _, _ = drawn
+    assert cli("study", "results", f"{uri}#small", "--answers", folder / "a.db").exit_code == 0
+    version, audit = resolve(uri), plugins.latest_audit(uri)
+    name = "study/small/purity/concepts"
+    assert study_measures(version, audit.model["digest"])[0][name].is_taken
+    before = replace(audit, model={**audit.model, "digest": "0" * 64, "studies": {}})  # an audit of other weights
+    measure = with_studies(before, version).metrics[name]
+    assert measure.status == "skipped"
+    assert "small" in measure.reason
+    policy = parse_policy(f'[limits."{name}"]\nmin = 0.1\n')
+    assert judge(with_studies(before, version), policy).verdict == "fail"
 
 
 def test_erase_and_export(drawn, cli, tmp_path):
