@@ -4,7 +4,7 @@
 
 A ViT of four blocks (torchvision's, 16 patches) is trained on scikit-learn's digits, and `nmf` of rank 10 is fitted to
 the blocks from which patches still reach the logits. ``bias`` is the mean size of what no concept explains, beside the
-mean logit of the predicted class; ``f_cls`` of a token that was left alone is 1 by itself, since the token has the class.
+mean logit of the predicted class; ``f_cls`` of a token that was left alone is 1 by itself: the token has the class.
 """
 
 from __future__ import annotations

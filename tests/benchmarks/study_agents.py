@@ -80,7 +80,9 @@ class Agent:
             return {"confidence": int(self.rng.integers(0, 7))}
         if kind == "rating":
             return {"ratings": {a["key"]: int(self.rng.integers(0, 7)) for a in step["assistants"]}}
-        return {"comment": ""} if kind == "comment" else {"questions": {}}
+        if kind == "questions":
+            return {"questions": {q["key"]: (q["choices"] or ["a line of text"])[0] for q in step["questions"]}}
+        return {"comment": ""}
 
     def take_part(self, on_answer=lambda: None):
         """Answer everything and return the code."""
