@@ -14,8 +14,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import torch
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -196,6 +194,8 @@ def as_many_threads(n: int) -> Iterator[None]:
 
     What is worked on with its thread count gives the same everywhere; an iteration would make more of that last bit.
     """
+    import torch  # commands that only read a stored audit open a block of workers too
+
     before = torch.get_num_threads()
     if before == n:
         yield

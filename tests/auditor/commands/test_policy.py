@@ -13,8 +13,9 @@ def test_the_draft_is_a_policy_that_its_own_audit_passes(gated, policy):
     assert judge(latest_audit(gated[0]), rules).verdict == "pass"
 
 
-def test_a_file_is_drafted_from_instead_of_the_stored_audit(cli, gated, policy):
-    drafted = cli("policy", "init", "models:/digits/1", "--audit", gated[1] / "a.json")
+def test_a_file_is_drafted_from_instead_of_the_stored_audit(cli, gated, policy, tmp_path):
+    (tmp_path / "a.json").write_bytes(latest_audit(gated[0]).sealed())
+    drafted = cli("policy", "init", "models:/digits/1", "--audit", tmp_path / "a.json")
     assert drafted.exit_code == 0
     assert drafted.stdout == policy.read_text()
 

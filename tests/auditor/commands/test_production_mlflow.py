@@ -5,6 +5,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 from contextlib import redirect_stdout
 
@@ -12,6 +14,7 @@ import mlflow
 import pytest
 
 from auditor.cli import main
+from tests.free_port import free_port
 from tests.plugins.server import mlflow_server
 from tests.stores import s3, s3_server  # noqa: F401  (fixtures)
 
@@ -67,3 +70,31 @@ def test_standard_output_is_json_alone(cli, version, tmp_path, seven, monkeypatc
         code, stdout = ended(monkeypatch, *command, "--json")
         assert code in ((0, 1) if command[0] == "gate" else (0,)), command
         json.loads(stdout)  # nothing but the result
+
+
+def test_a_dead_store_is_no_verdict(version, tmp_path):
+    """In processes of their own: a client of S3 that is kept from before would hide the dead endpoint."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text('schema_version = 1\n[limits."model/accuracy"]\nmin = 0.1\n')
+    address = mlflow.get_tracking_uri()
+    tracking = {**os.environ, "MLFLOW_TRACKING_URI": address, "MLFLOW_REGISTRY_URI": address}
+    run = [sys.executable, "-c", "from auditor.cli import main; main()"]
+    audited = subprocess.run(
+        [*run, "audit", version, *DATA[:2], "--checks", "performance"],
+        env=tracking, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert audited.returncode == 0, audited.stderr
+    dead = f"http://127.0.0.1:{free_port()}"
+    faults = {
+        "endpoint": {"MLFLOW_S3_ENDPOINT_URL": dead, "AWS_ENDPOINT_URL": dead, "AWS_MAX_ATTEMPTS": "1"},
+        "key": {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_EC2_METADATA_DISABLED": "true"},
+    }
+    for what, fault in faults.items():
+        environment = {**tracking, **fault, "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none")}
+        for command in (("gate", version, "--policy", policy), ("list", version), ("verify", version)):
+            said = subprocess.run(
+                [*run, *map(str, command)], env=environment, capture_output=True, text=True, check=False
+            )
+            assert said.returncode == 2, (what, command, said.stdout, said.stderr)
+            assert said.stderr.count("\n") == 1, (what, command, said.stderr)
+            assert "Traceback" not in said.stderr

@@ -11,7 +11,8 @@ import pytest
 from auditor import Subject, plugins
 from auditor.errors import TamperError
 from auditor.plugins.pytest_plugin import audit_gate  # noqa: F401
-from auditor.plugins.registry.location import resolve, set_tag
+from auditor.plugins.registry.audits import store_audit
+from auditor.plugins.registry.location import resolve
 from auditor.plugins.registry.model_record import ModelRecord
 from auditor.plugins.registry.staleness import stale_reason
 from auditor.plugins.registry.tags import AUDIT, GATE
@@ -150,7 +151,7 @@ def test_an_audit_is_stale_when_anything_it_describes_has_changed(registry, vers
 
 def test_a_tampered_explainer_never_passes(cli, version, policy):
     uri, _ = version
-    version = resolve(uri)
+    version, audit = resolve(uri), plugins.latest_audit(uri)
     location = json.loads(version.tags["auditor.explainer.concepts"])["location"]
     file = Path(version.root.removeprefix("file://")) / location / "tensors.safetensors"
     original = file.read_bytes()
@@ -164,7 +165,7 @@ def test_a_tampered_explainer_never_passes(cli, version, policy):
         assert checks["explainer/concepts/f_cls"]["verdict"] == "fail"
     finally:
         file.write_bytes(original)
-        set_tag(version, AUDIT, version.tags[AUDIT])  # the gate had stored an audit of the tampered state
+        store_audit(audit, version)  # the gate had stored an audit of the tampered state
 
 
 def test_a_baseline_is_compared_with_and_one_of_another_task_refused(cli, version, tmp_path, digits, tiny):

@@ -50,8 +50,6 @@ def test_the_page_says_verdict_explainers_and_where_the_report_is(registry, gate
         assert [x.problem for x in plugins.verify(uri) if not x.verified] == []
     finally:
         client.update_model_version(version.name, version.version, "")
-        for key in (tags.GATE, tags.VERDICT):
-            client.delete_model_version_tag(version.name, version.version, key)
 
 
 def test_what_mlflow_refuses_is_a_warning(registry, gated, monkeypatch, caplog):
