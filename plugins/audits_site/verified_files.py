@@ -109,8 +109,8 @@ class AuditRead:
     def of_people(self) -> dict[str, Measure]:
         """Return the metrics of studies with people.
 
-        >>> AuditRead({"model/accuracy": Measure(0.9), "study/gulls/gain/xnn": Measure(0.1)}).of_people["study/gulls/gain/xnn"].value
-        0.1
+        >>> list(AuditRead({"model/accuracy": Measure(0.9), "study/gulls/gain/xnn": Measure(0.1)}).of_people)
+        ['study/gulls/gain/xnn']
         """
         return {name: measure for name, measure in self.measures.items() if name.startswith("study/")}
 
